@@ -1,0 +1,26 @@
+"""Background jobs for Django: on RabbitMQ, in memory, and looked after in the admin."""
+
+from django_jobq.context import JobContext, current_job
+from django_jobq.control import Defer, Fatal, JobControl, JobTimeout, Retry
+from django_jobq.jobs import Job, PreparedJob, aenqueue_many, enqueue_many, job
+from django_jobq.producer import EnqueuedJob
+from django_jobq.retry import RetryPolicy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Defer",
+    "EnqueuedJob",
+    "Fatal",
+    "Job",
+    "JobContext",
+    "JobControl",
+    "JobTimeout",
+    "PreparedJob",
+    "Retry",
+    "RetryPolicy",
+    "aenqueue_many",
+    "current_job",
+    "enqueue_many",
+    "job",
+]

@@ -1,0 +1,1 @@
+"""Transports: one contract (base), one implementation a module, one registry of aliases."""

@@ -1,0 +1,234 @@
+"""The contract between the library and a transport.
+
+A backend has two halves. The publishing half is synchronous and thread-safe, for web processes and
+workers alike; the consuming half lives on the worker's event loop. The invariants:
+
+1. A future that `publish()` or `defer()` returned resolves when the job is durably accepted.
+2. A delivery is settled once. Its successor is durable *before* the original is removed; if the
+   successor cannot be stored, the call raises and the original stays with the backend.
+3. What is delivered and never settled is delivered again.
+4. A delay never fires early; what was deferred comes back at the queue's top level.
+5. Constructors never connect, and nothing connects before the first call that must.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import ClassVar, Literal, Self
+
+from django_jobq import conf, durations
+from django_jobq.conf import AliasSettings
+from django_jobq.envelope import Envelope
+from django_jobq.exceptions import AlreadySettled, UnknownQueue
+from django_jobq.queues import QueueConfig
+from django_jobq.registry import registry
+
+Cause = Literal[
+    "no_handler",
+    "decode",
+    "fatal",
+    "exhausted",
+    "delivery_limit",
+    "expired",
+    "rejected",
+    "no_queue",
+]
+
+MAX_REASON = 4_000
+
+
+def clip(text: str, limit: int = MAX_REASON) -> str:
+    """Return text of at most ``limit`` characters, marked where it was cut."""
+    if len(text) <= limit:
+        return text
+    mark = f" … [{len(text):,} characters]"
+    return text[: limit - len(mark)] + mark
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Count the jobs of a queue; None where the transport cannot tell."""
+
+    ready: int | None = None
+    held: int | None = None
+    reserved: int | None = None
+    dead: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOptions:
+    """Hold the OPTIONS that every backend has; sizes are bytes and durations seconds."""
+
+    max_payload: int = conf.option(128 * 1024, conf.read_positive_int)
+    unknown_job_grace: float = conf.option(300.0, durations.parse_setting)
+
+
+class Delivery(abc.ABC):
+    """Hold one received body until it is settled, once.
+
+    ``deliveries`` counts how often the body was handed out, this time included. Subclasses
+    implement the underscored halves.
+    """
+
+    def __init__(self, queue: str, body: bytes, deliveries: int) -> None:
+        self.queue, self.body, self.deliveries = queue, body, deliveries
+        self.settled = False
+        self._envelope: Envelope | None = None
+
+    @property
+    def envelope(self) -> Envelope:
+        """Return the decoded body, or raise EnvelopeError."""
+        if self._envelope is None:
+            self._envelope = Envelope.decode(self.body)
+        return self._envelope
+
+    async def ack(self) -> None:
+        """Remove the job: it is done."""
+        with self._settling():
+            await self._ack()
+
+    async def retry(self, successor: Envelope, delay: float) -> None:
+        """Store ``successor`` for ``delay`` seconds at its own priority, then remove this one."""
+        with self._settling():
+            await self._replace(successor, delay, front=False)
+
+    async def defer(self, successor: Envelope, delay: float) -> None:
+        """Store ``successor`` for ``delay`` seconds at the top level, then remove this one."""
+        with self._settling():
+            await self._replace(successor, delay, front=True)
+
+    async def dead_letter(self, cause: Cause, reason: str, final: Envelope | None = None) -> None:
+        """File the job as a dead letter, then remove it; ``final`` carries its last errors."""
+        with self._settling():
+            await self._dead_letter(cause, clip(reason), final)
+
+    async def release(self) -> None:
+        """Hand the job back, uncounted and at its old place."""
+        with self._settling():
+            await self._release()
+
+    def _settling(self) -> _Settling:
+        return _Settling(self)
+
+    @abc.abstractmethod
+    async def _ack(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _replace(self, successor: Envelope, delay: float, *, front: bool) -> None: ...
+
+    @abc.abstractmethod
+    async def _dead_letter(self, cause: Cause, reason: str, final: Envelope | None) -> None: ...
+
+    @abc.abstractmethod
+    async def _release(self) -> None: ...
+
+
+class _Settling:
+    """Mark a delivery as settled for the length of the call, and for good if it succeeds."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def __enter__(self) -> None:
+        if self._delivery.settled:
+            raise AlreadySettled(f"a delivery of queue {self._delivery.queue!r} is settled twice")
+        self._delivery.settled = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._delivery.settled = kind is None
+
+
+class Consumer(abc.ABC):
+    """Stream the deliveries of one queue: ``async for delivery in consumer``.
+
+    It reconnects inside; it ends when it is stopped, when the backend is closed, or when it gives
+    up, which raises.
+    """
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    async def __anext__(self) -> Delivery:
+        """Wait for the next delivery, or raise StopAsyncIteration at the end."""
+
+    @abc.abstractmethod
+    async def stop(self) -> None:
+        """End the stream; deliveries already handed out may still be settled."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """End the stream and give back every delivery that is not settled."""
+
+
+class Backend(abc.ABC):
+    """Connect one alias of JOBQ to a transport."""
+
+    driver: ClassVar[str]
+    options_class: ClassVar[type[BackendOptions]] = BackendOptions
+    shared: ClassVar[bool] = True
+    """Whether other processes see the jobs that this one publishes."""
+
+    def __init__(self, settings: AliasSettings) -> None:
+        self.alias = settings.alias
+        self.settings = settings
+        self.options = conf.build_options(self.options_class, settings)
+
+    @property
+    def queues(self) -> Mapping[str, QueueConfig]:
+        """Return the queues of this alias by name: the configured ones, or those that jobs name."""
+        if self.settings.queues is not None:
+            return self.settings.queues
+        return {name: QueueConfig(name=name) for name in sorted(registry.queue_names(self.alias))}
+
+    def queue(self, name: str) -> QueueConfig:
+        """Return one queue of this alias, or raise UnknownQueue."""
+        configured = self.settings.queues
+        if configured is not None and name in configured:
+            return configured[name]
+        if configured is None and name in registry.queue_names(self.alias):
+            return QueueConfig(name=name)
+        raise UnknownQueue(name, self.alias, self.queues)
+
+    @abc.abstractmethod
+    def declare(self, queues: Iterable[QueueConfig]) -> None:
+        """Make sure that the queues and their dead-letter store exist; harmless when repeated."""
+
+    def publish(self, envelope: Envelope, delay: float = 0.0) -> Future[None]:
+        """Store a job at its own priority, to be delivered once ``delay`` seconds have passed.
+
+        Raise UnknownQueue and ShutDown at once; what the transport says is in the future.
+        """
+        return self._submit(envelope, delay, front=False)
+
+    def defer(self, envelope: Envelope, delay: float = 0.0) -> Future[None]:
+        """Store a job at the queue's top level. See publish()."""
+        return self._submit(envelope, delay, front=True)
+
+    @abc.abstractmethod
+    def _submit(self, envelope: Envelope, delay: float, *, front: bool) -> Future[None]: ...
+
+    @abc.abstractmethod
+    def consume(self, queue: str, prefetch: int) -> Consumer:
+        """Return a consumer with at most ``prefetch`` unsettled deliveries; 0 means no limit.
+
+        On a closed backend the consumer has ended already.
+        """
+
+    @abc.abstractmethod
+    def counts(self, queue: str) -> Counts:
+        """Count the jobs of a queue."""
+
+    @abc.abstractmethod
+    def clear(self, queue: str) -> int:
+        """Remove the ready jobs of a queue and return how many; what is held stays."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End consumers and refuse what comes after; harmless when repeated."""
+
+
+BackendFactory = Callable[[AliasSettings], Backend]

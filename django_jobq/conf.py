@@ -1,0 +1,155 @@
+"""Settings: JOBQ and the JOBQ_* settings, read lazily, with the defaults beside the names.
+
+Whatever is wrong raises ImproperlyConfigured beginning with the path of the value, such as
+``JOBQ['default']['QUEUES']['email']['prefetch']``; a URL is never part of a message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+from django.conf import settings
+from django.core import mail
+from django.core.exceptions import ImproperlyConfigured
+
+from django_jobq.exceptions import JobqError
+from django_jobq.queues import QueueConfig, parse_queues, suggest
+
+MEMORY_BACKEND = "django_jobq.backends.memory.MemoryBackend"
+DEFAULT_ALIAS = "default"
+
+_DEFAULTS: Mapping[str, Any] = {
+    "JOBQ": {DEFAULT_ALIAS: {"BACKEND": MEMORY_BACKEND}},
+    "JOBQ_AUTODISCOVER": "jobs",
+    "JOBQ_ON_DEAD_LETTER": None,
+}
+_SCHEMES = {"memory": MEMORY_BACKEND}
+_ALIAS_KEYS = ("BACKEND", "DATABASE", "OPTIONS", "QUEUES", "URL")
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AliasSettings:
+    """Hold what JOBQ says of one alias; ``queues`` None means every queue that a job names."""
+
+    alias: str
+    backend: str
+    url: str | None = dataclasses.field(default=None, repr=False)
+    queues: Mapping[str, QueueConfig] | None = None
+    database: str = "default"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Return how the settings name this alias."""
+        return f"JOBQ[{self.alias!r}]"
+
+
+def setting(name: str) -> Any:
+    """Return a project-wide setting of ours, or its default."""
+    return getattr(settings, name, _DEFAULTS[name])
+
+
+def is_test_process() -> bool:
+    """Return whether a test runner has set this process up, as Django's and pytest-django's do."""
+    return hasattr(mail, "outbox")
+
+
+def load_aliases() -> dict[str, AliasSettings]:
+    """Return the settings of every alias of JOBQ."""
+    value = setting("JOBQ")
+    if not isinstance(value, Mapping):
+        raise ImproperlyConfigured("JOBQ is no dict of backends by alias")
+    return {alias: _load_alias(alias, entry) for alias, entry in value.items()}
+
+
+def from_url(url: str) -> dict[str, Any]:
+    """Return the JOBQ entry that a URL describes; its query string becomes OPTIONS.
+
+    In the query, digits are a whole number and true or false a boolean: ``memory://?max_pending=9``.
+    """
+    parts = urlsplit(url)
+    backend = _SCHEMES.get(parts.scheme)
+    if backend is None:
+        raise ImproperlyConfigured(
+            f"the job queue URL has the scheme {parts.scheme!r}{suggest(parts.scheme, _SCHEMES)}"
+        )
+    entry: dict[str, Any] = {"BACKEND": backend}
+    if parts.query:
+        entry["OPTIONS"] = {
+            key: _read_query_value(value)
+            for key, value in parse_qsl(parts.query, strict_parsing=True)
+        }
+    return entry
+
+
+def option(default: Any, read: Callable[[object], Any]) -> Any:
+    """Return a field of an options dataclass whose configured value passes through ``read``."""
+    return dataclasses.field(default=default, metadata={"read": read})
+
+
+def build_options(kind: type[T], alias: AliasSettings) -> T:
+    """Return the typed OPTIONS of an alias; unknown keys and bad values are refused."""
+    path = f"{alias.path}['OPTIONS']"
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values = {}
+    for key, value in alias.options.items():
+        if key not in fields:
+            raise ImproperlyConfigured(f"{path}: unknown key {key!r}{suggest(key, fields)}")
+        try:
+            values[key] = fields[key].metadata["read"](value)
+        except (JobqError, ValueError) as error:
+            raise ImproperlyConfigured(f"{path}[{key!r}]: {error}") from error
+    return kind(**values)
+
+
+def read_bool(value: object) -> bool:
+    """Return a boolean option."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither True nor False")
+    return value
+
+
+def read_positive_int(value: object) -> int:
+    """Return a whole-number option of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{value!r} is no whole number from 1")
+    return value
+
+
+def _load_alias(alias: str, entry: object) -> AliasSettings:
+    path = f"JOBQ[{alias!r}]"
+    if not isinstance(entry, Mapping):
+        raise ImproperlyConfigured(f"{path} is no dict; write from_url(...) or {{'BACKEND': ...}}")
+    for key in entry:
+        if key not in _ALIAS_KEYS:
+            raise ImproperlyConfigured(f"{path}: unknown key {key!r}{suggest(key, _ALIAS_KEYS)}")
+    if "BACKEND" not in entry:
+        raise ImproperlyConfigured(f"{path} has no 'BACKEND'")
+    for key, kind in (("BACKEND", str), ("DATABASE", str), ("OPTIONS", Mapping), ("URL", str)):
+        if key in entry and not isinstance(entry[key], kind):
+            raise ImproperlyConfigured(f"{path}[{key!r}] is no {kind.__name__.lower()}")
+    try:
+        queues = (
+            None if "QUEUES" not in entry else parse_queues(entry["QUEUES"], f"{path}['QUEUES']")
+        )
+    except JobqError as error:
+        raise ImproperlyConfigured(str(error)) from error
+    return AliasSettings(
+        alias=alias,
+        backend=entry["BACKEND"],
+        url=entry.get("URL"),
+        queues=queues,
+        database=entry.get("DATABASE", "default"),
+        options=entry.get("OPTIONS", {}),
+    )
+
+
+def _read_query_value(text: str) -> Any:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -1,0 +1,251 @@
+"""``manage.py runworker``: run jobs until told to stop.
+
+Exit status: 0 after a graceful stop, 1 after an error, 75 when a job that does not return made the
+worker end so that its supervisor starts a new one, 130 after a second signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import autoreload
+
+import django_jobq
+from django_jobq import conf, durations
+from django_jobq.backends.base import Backend
+from django_jobq.backends.handler import backends
+from django_jobq.exceptions import JobqError
+from django_jobq.registry import registry
+from django_jobq.worker.console import show_logs
+from django_jobq.worker.databases import keep_connections
+from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.worker import DEFAULT_CONCURRENCY, Worker
+
+EXIT_RECYCLED = 75
+EXIT_SECOND_SIGNAL = 130
+_RELOAD_PATIENCE = 5.0
+
+logger = logging.getLogger("django_jobq.worker")
+
+
+class Command(BaseCommand):
+    """Run the jobs of one backend."""
+
+    help = "Runs background jobs until it is stopped."
+    # Checked in handle(), once and in the process that works, as runserver does.
+    requires_system_checks: list[str] = []
+    own_process = False
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Define the options."""
+        parser.add_argument(
+            "-q",
+            "--queue",
+            action="append",
+            dest="queues",
+            metavar="NAMES",
+            help="consume only these queues; repeatable, or a comma list (default: all)",
+        )
+        parser.add_argument(
+            "-b",
+            "--backend",
+            default=conf.DEFAULT_ALIAS,
+            help="alias of the JOBQ setting (default: %(default)s)",
+        )
+        parser.add_argument(
+            "-c",
+            "--concurrency",
+            type=int,
+            default=DEFAULT_CONCURRENCY,
+            help="how many jobs run at once (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--burst", action="store_true", help="run what is due, then print the counts and exit"
+        )
+        parser.add_argument(
+            "--max-jobs", type=int, metavar="N", help="exit after N attempts; the rest stays queued"
+        )
+        parser.add_argument(
+            "--shutdown-timeout",
+            default="25s",
+            metavar="DURATION",
+            help="how long running jobs may take to end after a stop signal (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--reload",
+            action=argparse.BooleanOptionalAction,
+            default=None,
+            help="restart when code changes (default: while DEBUG is on)",
+        )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Note that the process is the worker's own, unlike in call_command()."""
+        self.own_process = True
+        super().run_from_argv(argv)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Work in this process, or in a child that is restarted when code changes."""
+        show_logs(options["verbosity"])
+        wants_reload = settings.DEBUG if options["reload"] is None else options["reload"]
+        if wants_reload and self.own_process and not options["burst"]:
+            autoreload.run_with_reloader(self._work, options)
+        else:
+            self._work(options)
+
+    def _work(self, options: dict[str, Any]) -> None:
+        autoreload.raise_last_exception()
+        if self.own_process:
+            self.check()
+        worker = self._make_worker(options)
+        try:
+            if self.own_process:
+                self._explain_if_pointless(worker.backend, burst=options["burst"])
+                self._say_hello(worker, options)
+                stats = self._run_own_process(worker)
+            else:
+                stats = async_to_sync(worker.run)()
+        except JobqError as error:
+            raise CommandError(str(error)) from error
+        if options["verbosity"] > 0:
+            self.stdout.write(_summary(stats))
+        if worker.recycled:
+            _leave_now(EXIT_RECYCLED)
+        if worker.abandoned:
+            _leave_now(0)
+
+    def _make_worker(self, options: dict[str, Any]) -> Worker:
+        given = options["queues"]
+        if isinstance(given, str):
+            given = [given]
+        names = [name.strip() for item in given or () for name in item.split(",") if name.strip()]
+        if options["max_jobs"] is not None and options["max_jobs"] < 1:
+            raise CommandError("--max-jobs is a whole number from 1")
+        try:
+            return Worker(
+                backends[options["backend"]],
+                queues=names if given else None,
+                concurrency=options["concurrency"],
+                burst=options["burst"],
+                max_jobs=options["max_jobs"],
+                shutdown_timeout=durations.parse_setting(options["shutdown_timeout"]),
+                on_caller=not self.own_process,
+            )
+        except (JobqError, ImproperlyConfigured) as error:
+            raise CommandError(str(error)) from error
+
+    def _explain_if_pointless(self, backend: Backend, *, burst: bool) -> None:
+        if backend.shared or burst:
+            return
+        raise CommandError(
+            f"JOBQ[{backend.alias!r}] is the {backend.driver} backend, which keeps jobs inside the"
+            " process that enqueues them: a worker of its own would never see one. While DEBUG is"
+            " on, runserver runs them by itself and there is nothing to start. For a separate"
+            " worker, set JOBQ to a backend that processes share."
+        )
+
+    def _say_hello(self, worker: Worker, options: dict[str, Any]) -> None:
+        if options["verbosity"] < 1:
+            return
+        queues = ", ".join(config.name for config in worker.configs) or "none"
+        self.stdout.write(
+            f"django_jobq {django_jobq.__version__}, backend {worker.backend.alias}"
+            f" ({worker.backend.driver}), pid {os.getpid()}\n"
+            f"  queues       {queues}\n"
+            f"  concurrency  {worker.concurrency}\n"
+            f"  jobs         {_job_list(worker.backend.alias)}\n"
+            "Stop with Ctrl-C: running jobs end first; twice ends at once."
+        )
+        if settings.DEBUG and not options["burst"]:
+            self.stdout.write(
+                "DEBUG is on: code is reloaded, and the worker is not for production."
+            )
+        self.stdout.flush()
+
+    def _run_own_process(self, worker: Worker) -> WorkerStats:
+        keep_connections()
+        if threading.current_thread() is not threading.main_thread():
+            return self._run_beside_reloader(worker)
+
+        async def main() -> WorkerStats:
+            _stop_on_signals(worker)
+            return await worker.run()
+
+        return asyncio.run(main())
+
+    def _run_beside_reloader(self, worker: Worker) -> WorkerStats:
+        """Drain before the reloader, in the main thread, ends this process."""
+        done = threading.Event()
+
+        def drain(**_: Any) -> None:
+            worker.shutdown()
+            done.wait(_RELOAD_PATIENCE)
+
+        autoreload.file_changed.connect(drain, weak=False)
+        atexit.register(drain)
+        try:
+            return asyncio.run(worker.run())
+        finally:
+            done.set()
+            atexit.unregister(drain)
+
+
+def _stop_on_signals(worker: Worker) -> None:
+    """Stop gracefully on the first SIGINT or SIGTERM and end at once on the second."""
+    received = 0
+
+    def stop() -> None:
+        nonlocal received
+        received += 1
+        if received > 1:
+            logger.warning("Second signal: ending at once")
+            _leave_now(EXIT_SECOND_SIGNAL)
+        logger.info("Stopping: %s running job(s) end first", worker.running)
+        worker.shutdown()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, stop)
+        except NotImplementedError:  # loops without signal support, as on Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+
+
+def _leave_now(status: int) -> None:
+    """End the process without waiting for threads that do not return."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def _job_list(alias: str) -> str:
+    names = sorted(job.name for job in registry if job.backend == alias)
+    if not names:
+        return "none found; jobs are defined in the jobs.py of an installed app"
+    return "\n               ".join(names)
+
+
+def _summary(stats: WorkerStats) -> str:
+    text = (
+        f"{stats.succeeded} succeeded, {stats.retried} retried, {stats.deferred} deferred,"
+        f" {stats.dead_lettered} dead"
+    )
+    if stats.handed_back:
+        text += f", {stats.handed_back} handed back"
+    if stats.settle_failures:
+        text += f", {stats.settle_failures} failed to settle"
+    return text

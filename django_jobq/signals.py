@@ -1,0 +1,44 @@
+"""What happens to jobs, as Django signals; the sender is always the registered Job.
+
+Durations are float seconds. Receivers run robustly: what one raises is logged and changes nothing.
+Receivers of the worker's signals run where the job ran, after its outcome is stored.
+
+=====================  =======================================================================
+signal                 keyword arguments
+=====================  =======================================================================
+job_enqueued           envelope, delay, backend (alias), driver
+job_enqueue_failed     envelope, error, backend (alias): publishing failed after the commit
+job_started            context
+job_succeeded          context, duration
+job_retried            context, duration, error, delay, next_attempt
+job_deferred           context, duration, delay, reason, deferrals
+job_dead_lettered      envelope (None if it cannot be decoded), cause, reason, max_attempts,
+                       context, duration (None if the job did not run)
+=====================  =======================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.dispatch import Signal
+
+logger = logging.getLogger("django_jobq.signals")
+
+job_enqueued = Signal()
+job_enqueue_failed = Signal()
+job_started = Signal()
+job_succeeded = Signal()
+job_retried = Signal()
+job_deferred = Signal()
+job_dead_lettered = Signal()
+
+
+def send(signal: Signal, sender: Any, **kwargs: Any) -> None:
+    """Send a signal so that no receiver, not even one that exits, changes what happens next."""
+    try:
+        signal.send_robust(sender, **kwargs)
+    except SystemExit as error:
+        # send_robust() logs an Exception by itself and lets this one through.
+        logger.exception("A signal receiver called sys.exit(%r); ignored", error.code)

@@ -1,0 +1,23 @@
+"""Log lines on the terminal for projects whose LOGGING says nothing of ours.
+
+A project that handles ``django_jobq`` records, or all records, keeps its own configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+
+LEVELS = {0: logging.WARNING, 1: logging.INFO}
+
+
+def show_logs(verbosity: int) -> None:
+    """Write our records to standard error, if nobody else handles them."""
+    logger = logging.getLogger("django_jobq")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(
+            logging.Formatter("{asctime} {levelname:<7} {message}", "%H:%M:%S", "{")
+        )
+        logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(LEVELS.get(verbosity, logging.DEBUG))

@@ -1,0 +1,92 @@
+"""Exceptions as text: whatever a job raised, described without raising again.
+
+Exception objects are never stored: their classes may be local, their state locks or sockets, and
+their ``__str__`` may itself fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from types import TracebackType
+from typing import Any
+
+from django_jobq.backends.base import clip
+
+MAX_MESSAGE = 1_000
+MAX_TRACEBACK = 8_000
+MAX_CHAIN = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Describe an exception; ``kind`` is the path of its class."""
+
+    kind: str
+    message: str
+    traceback: str
+
+    @property
+    def text(self) -> str:
+        """Return the failure in one line."""
+        kind = self.kind.removeprefix("builtins.").removeprefix("django_jobq.control.")
+        return f"{kind}: {self.message}"
+
+    def to_json(self, attempt: int, *, with_traceback: bool) -> dict[str, Any]:
+        """Return the entry for an envelope's history; ``at`` is the epoch in milliseconds."""
+        entry = {
+            "attempt": attempt,
+            "at": time.time_ns() // 1_000_000,
+            "type": self.kind,
+            "message": self.message,
+        }
+        return {**entry, "traceback": self.traceback} if with_traceback else entry
+
+
+def describe(error: BaseException) -> Failure:
+    """Return the description of an exception."""
+    kind = type(error)
+    return Failure(
+        kind=f"{kind.__module__}.{kind.__qualname__}",
+        message=clip(_message(error), MAX_MESSAGE),
+        traceback=_clip_middle(_traceback(error)),
+    )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as second:  # noqa: BLE001 - the job's own __str__ may raise anything
+        return f"<its message cannot be shown: {type(second).__qualname__}>"
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        parts: list[str] = []
+        link: BaseException | None = error
+        while link is not None and len(parts) < MAX_CHAIN:
+            own_frames_skipped = link.with_traceback(_skip_own_frames(link.__traceback__))
+            parts.append(
+                "".join(traceback.format_exception(own_frames_skipped, limit=-50, chain=False))
+            )
+            link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        if link is not None:
+            parts.append("… [more causes]\n")
+        return "\nwhich was caused by:\n\n".join(parts)
+    except BaseException as second:  # noqa: BLE001 - as above, while formatting
+        return f"<its traceback cannot be shown: {type(second).__qualname__}>"
+
+
+def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    while trace and trace.tb_frame.f_globals.get("__name__", "").startswith("django_jobq.worker"):
+        trace = trace.tb_next
+    return trace
+
+
+def _clip_middle(text: str) -> str:
+    """Keep both ends of a long traceback: where it was called and what was raised."""
+    if len(text) <= MAX_TRACEBACK:
+        return text
+    half = MAX_TRACEBACK // 2
+    return f"{text[:half]}\n… [{len(text):,} characters]\n{text[-half:]}"

@@ -1,0 +1,276 @@
+"""One delivery, from its body to its settled outcome.
+
+1. Decode the envelope and find its job; what cannot be decoded is a dead letter, what is not known
+   waits, uncounted, until ``unknown_job_grace`` is over.
+2. Choose the retry policy: of the call, of the job, of the queue, or none.
+3. Run the attempt, decide its outcome, call the dead-letter hook if it is one.
+4. Settle. The successor carries the last errors; what fails here is logged, counted and comes back.
+5. Log the outcome and tell the receivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from functools import partial
+from typing import Any
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.utils.module_loading import import_string
+
+from django_jobq import conf, signals
+from django_jobq.backends.base import Backend, Delivery
+from django_jobq.context import JobContext
+from django_jobq.durations import format_seconds
+from django_jobq.envelope import Envelope
+from django_jobq.exceptions import EnvelopeError, InvalidJob
+from django_jobq.jobs import Job
+from django_jobq.registry import registry
+from django_jobq.retry import RetryPolicy
+from django_jobq.serialization import load
+from django_jobq.worker import events
+from django_jobq.worker.attempt import Attempt
+from django_jobq.worker.events import Result
+from django_jobq.worker.executor import Executor
+from django_jobq.worker.outcomes import (
+    DeadLettered,
+    Deferred,
+    HandedBack,
+    Held,
+    Outcome,
+    Retried,
+    Rules,
+    Succeeded,
+    decide,
+)
+
+logger = logging.getLogger("django_jobq.worker")
+
+NO_RETRIES = RetryPolicy.none()
+_UNKNOWN_STEP = 30.0
+# A settle that fails at once would otherwise bring the job back in a tight loop.
+_PAUSE_AFTER_FAILED_SETTLE = 1.0
+
+
+@dataclasses.dataclass(slots=True)
+class WorkerStats:
+    """Count what a worker did."""
+
+    succeeded: int = 0
+    retried: int = 0
+    deferred: int = 0
+    dead_lettered: int = 0
+    handed_back: int = 0
+    held: int = 0
+    settle_failures: int = 0
+
+    def count(self, outcome: Outcome) -> None:
+        """Add one settled outcome."""
+        name = _STAT_OF[type(outcome)]
+        setattr(self, name, getattr(self, name) + 1)
+
+
+_STAT_OF: dict[type, str] = {
+    Succeeded: "succeeded",
+    Retried: "retried",
+    Deferred: "deferred",
+    DeadLettered: "dead_lettered",
+    HandedBack: "handed_back",
+    Held: "held",
+}
+
+
+class JobRunner:
+    """Process the deliveries of one backend with one executor."""
+
+    def __init__(self, backend: Backend, executor: Executor) -> None:
+        self.stats = WorkerStats()
+        self._backend = backend
+        self._executor = executor
+
+    async def process(self, delivery: Delivery) -> Result | None:
+        """Run and settle a delivery; return the result of a stuck job, which is not settled yet."""
+        try:
+            prepared = self._prepare(delivery)
+        except EnvelopeError as error:
+            prepared = _undecodable(delivery, error)
+        result = prepared if isinstance(prepared, Result) else await self._run(delivery, *prepared)
+        if result.execution is not None and result.execution.stuck:
+            return result
+        await self.settle(result)
+        return None
+
+    async def settle(self, result: Result) -> None:
+        """Settle a delivery and tell what became of it; failing is logged, never raised."""
+        delivery = result.delivery
+        try:
+            if isinstance(result.outcome, DeadLettered):
+                await self._call_hook(result, result.outcome)
+            await self._settle(result)
+        except Exception:
+            self.stats.settle_failures += 1
+            logger.exception(
+                "Settling a job of queue %s as %s failed; it will be delivered again",
+                delivery.queue,
+                type(result.outcome).__name__,
+                extra=result.log_fields,
+            )
+            await asyncio.sleep(_PAUSE_AFTER_FAILED_SETTLE)
+            await self.hand_back(delivery, counted=False)
+            return
+        self.stats.count(result.outcome)
+        events.log(result)
+        await self._tell(result)
+
+    async def hand_back(self, delivery: Delivery, *, counted: bool = True) -> None:
+        """Release a delivery; if that fails too, the backend takes it back when we are gone."""
+        try:
+            await delivery.release()
+        except Exception as error:  # noqa: BLE001 - the backend's own redelivery is left
+            logger.warning("A job of queue %s was not handed back: %s", delivery.queue, error)
+        if counted:
+            self.stats.count(HandedBack())
+
+    def _prepare(self, delivery: Delivery) -> Result | tuple[Attempt, Envelope, Rules]:
+        envelope = delivery.envelope
+        job = registry.find(envelope.job)
+        if job is None:
+            return self._unknown(delivery, envelope)
+        rules = Rules(
+            policy=self._policy_of(job, envelope), retry_on=job.retry_on, fatal_on=job.fatal_on
+        )
+        context = JobContext(
+            job=envelope.job,
+            attempt=envelope.attempt,
+            max_attempts=rules.policy.max_attempts,
+            job_id=envelope.job_id,
+            queue=envelope.queue,
+            deferrals=envelope.deferrals,
+            priority=envelope.priority,
+            correlation_id=envelope.correlation_id,
+            enqueued_at=envelope.enqueued_at,
+        )
+        attempt = Attempt(
+            job=job,
+            context=context,
+            args=[load(value) for value in envelope.args],
+            kwargs={key: load(value) for key, value in envelope.kwargs.items()},
+            timeout=_timeout_of(job, envelope),
+        )
+        return attempt, envelope, rules
+
+    async def _run(
+        self, delivery: Delivery, attempt: Attempt, envelope: Envelope, rules: Rules
+    ) -> Result:
+        execution = await self._executor.run(attempt)
+        text = execution.failure.text if execution.failure else str(execution.error)
+        return Result(
+            delivery=delivery,
+            outcome=decide(execution.error, envelope.attempt, rules, text),
+            envelope=envelope,
+            attempt=attempt,
+            execution=execution,
+            max_attempts=rules.policy.max_attempts,
+        )
+
+    def _policy_of(self, job: Job[..., Any], envelope: Envelope) -> RetryPolicy:
+        called_with = envelope.headers.get("retry")
+        if called_with is not None:
+            try:
+                return RetryPolicy.from_json(called_with)
+            except (InvalidJob, AttributeError, TypeError) as error:
+                raise EnvelopeError(f"malformed envelope: header 'retry': {error}") from error
+        configured = self._backend.queues.get(envelope.queue)
+        return job.retry or (configured.retry if configured else None) or NO_RETRIES
+
+    def _unknown(self, delivery: Delivery, envelope: Envelope) -> Result:
+        grace = self._backend.options.unknown_job_grace
+        now = time.time_ns() // 1_000_000
+        since = envelope.headers.get("unknown_since")
+        since = since if isinstance(since, int) else now
+        left = grace - max(0, now - since) / 1000
+        if left > 0:
+            outcome: Outcome = Held(min(left, _UNKNOWN_STEP))
+        else:
+            reason = f"no job {envelope.job!r} was registered within {format_seconds(grace)}"
+            outcome = DeadLettered("no_handler", reason)
+        return Result(
+            delivery=delivery,
+            outcome=outcome,
+            envelope=envelope.with_headers(unknown_since=since),
+        )
+
+    async def _settle(self, result: Result) -> None:
+        delivery, envelope, outcome = result.delivery, result.envelope, result.outcome
+        if isinstance(outcome, DeadLettered):
+            final = envelope and _with_error(envelope, result, with_traceback=True)
+            await delivery.dead_letter(outcome.cause, outcome.reason, final)
+            return
+        assert envelope is not None
+        successor = envelope.with_headers(unknown_since=None)
+        match outcome:
+            case Succeeded():
+                await delivery.ack()
+            case Retried(delay):
+                successor = _with_error(successor, result, with_traceback=False)
+                await delivery.retry(successor.next_attempt(), delay)
+            case Deferred(delay):
+                await delivery.defer(successor.deferred(), delay)
+            case Held(delay):
+                await delivery.retry(envelope, delay)
+
+    async def _call_hook(self, result: Result, outcome: DeadLettered) -> None:
+        """Call JOBQ_ON_DEAD_LETTER before the job is filed; what it raises changes nothing."""
+        hook = conf.setting("JOBQ_ON_DEAD_LETTER")
+        if hook is None:
+            return
+        try:
+            if isinstance(hook, str):
+                hook = import_string(hook)
+            call = async_to_sync(hook) if iscoroutinefunction(hook) else hook
+            await self._executor.call(
+                partial(
+                    call,
+                    envelope=result.envelope,
+                    cause=outcome.cause,
+                    reason=outcome.reason,
+                    max_attempts=result.max_attempts,
+                )
+            )
+        except Exception:
+            logger.exception("JOBQ_ON_DEAD_LETTER failed; the job is filed all the same")
+
+    async def _tell(self, result: Result) -> None:
+        sender = result.attempt.job if result.attempt else None
+        event = events.signal_of(result)
+        if event is None:
+            return
+        signal, kwargs = event
+        if signal.has_listeners(sender):
+            await self._executor.call(partial(signals.send, signal, sender, **kwargs))
+
+
+def _undecodable(delivery: Delivery, error: EnvelopeError) -> Result:
+    try:
+        envelope: Envelope | None = delivery.envelope
+    except EnvelopeError:
+        envelope = None
+    return Result(delivery=delivery, outcome=DeadLettered("decode", str(error)), envelope=envelope)
+
+
+def _timeout_of(job: Job[..., Any], envelope: Envelope) -> float | None:
+    called_with = envelope.headers.get("timeout")
+    if called_with is None:
+        return job.timeout
+    if not isinstance(called_with, int | float) or called_with <= 0:
+        raise EnvelopeError(f"malformed envelope: header 'timeout' is {called_with!r}")
+    return float(called_with)
+
+
+def _with_error(envelope: Envelope, result: Result, *, with_traceback: bool) -> Envelope:
+    failure = result.execution.failure if result.execution else None
+    if failure is None:
+        return envelope
+    return envelope.with_error(failure.to_json(envelope.attempt, with_traceback=with_traceback))

@@ -1,0 +1,275 @@
+"""The worker: consume, run, settle, stop.
+
+One task a queue pulls deliveries into a buffer; the dispatcher starts one whenever one of
+``concurrency`` slots is free. A stop, for whatever reason, goes through the same steps:
+
+1. consumers stop, the dispatcher starts nothing more, what is buffered goes back;
+2. running jobs end and are settled, until the deadline if there is one;
+3. what still runs then is cancelled or abandoned, and its job handed back uncounted;
+4. a job that outlived its timeout is settled last, as a failed attempt; `recycled` tells of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from django_jobq.backends.base import Backend, Consumer, Delivery
+from django_jobq.exceptions import ConsumerStopped, InvalidJob
+from django_jobq.registry import place_of, registry
+from django_jobq.worker.buffer import RoundRobinBuffer
+from django_jobq.worker.events import Result
+from django_jobq.worker.executor import CallerExecutor, Executor, LaneExecutor
+from django_jobq.worker.runner import JobRunner, WorkerStats
+
+logger = logging.getLogger("django_jobq.worker")
+
+DEFAULT_CONCURRENCY = 10
+DEFAULT_SHUTDOWN_TIMEOUT = 25.0
+_IDLE_LOOK = 0.02
+
+
+class Worker:
+    """Run the jobs of one backend in this process.
+
+    ``in_process`` workers live inside somebody else's process: they replace a thread that does not
+    return instead of ending. With ``on_caller`` jobs run on the thread that called, through
+    ``async_to_sync(worker.run)()``. ``burst`` stops when the queues are empty of what is due.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        queues: Iterable[str] | None = None,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        burst: bool = False,
+        max_jobs: int | None = None,
+        shutdown_timeout: float = DEFAULT_SHUTDOWN_TIMEOUT,
+        in_process: bool = False,
+        on_caller: bool = False,
+    ) -> None:
+        names = backend.queues if queues is None else dict.fromkeys(queues)
+        self.backend = backend
+        self.configs = [backend.queue(name) for name in names]
+        self.concurrency = 1 if on_caller else max(1, concurrency)
+        self.recycled = False
+        self.abandoned = 0
+        self._burst = burst
+        self._max_jobs = max_jobs
+        self._shutdown_timeout = shutdown_timeout
+        self._in_process = in_process or on_caller
+        self._executor: Executor = (
+            CallerExecutor()
+            if on_caller
+            else LaneExecutor(self.concurrency, replace_stuck=in_process)
+        )
+        self._runner = JobRunner(backend, self._executor)
+        self._running: dict[asyncio.Task[None], Delivery] = {}
+        self._stuck: list[Result] = []
+        self._stopped_consumer: ConsumerStopped | None = None
+        self._stop_requested = False
+        self._deadline: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed: asyncio.Event | None = None
+
+    @property
+    def stats(self) -> WorkerStats:
+        """Return what this worker has counted so far."""
+        return self._runner.stats
+
+    @property
+    def running(self) -> int:
+        """Return how many jobs run at this moment."""
+        return len(self._running)
+
+    def shutdown(self) -> None:
+        """Ask the worker to stop; callable from any thread, before `run()` and repeatedly."""
+        self._stop_requested = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._begin_stop, True)
+
+    async def run(self) -> WorkerStats:
+        """Work until stopped and return the counts; raise ConsumerStopped if a queue gave up."""
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        _refuse_conflicts()
+        if self._stop_requested:
+            return self.stats
+        self.backend.declare(self.configs)
+        self._executor.start()
+        buffer = RoundRobinBuffer(config.name for config in self.configs)
+        consumers = {
+            config.name: self.backend.consume(config.name, self._prefetch(config.prefetch))
+            for config in self.configs
+        }
+        tasks = [
+            asyncio.create_task(self._pull(name, consumer, buffer))
+            for name, consumer in consumers.items()
+        ]
+        tasks.append(asyncio.create_task(self._dispatch(buffer)))
+        if self._burst:
+            tasks.append(asyncio.create_task(self._watch_for_idleness(buffer)))
+        try:
+            await self._wait_for_stop(tasks)
+        finally:
+            await self._stop(tasks, list(consumers.values()), buffer)
+        if self._stopped_consumer is not None:
+            raise self._stopped_consumer
+        return self.stats
+
+    def _prefetch(self, configured: int | None) -> int:
+        return 2 * self.concurrency if configured is None else configured
+
+    # Working
+
+    async def _pull(self, queue: str, consumer: Consumer, buffer: RoundRobinBuffer) -> None:
+        cause: Exception | None = None
+        try:
+            async for delivery in consumer:
+                buffer.put(queue, delivery)
+        except Exception as error:  # noqa: BLE001 - raised again once the worker has drained
+            cause = error
+        if not self._stop_requested and self._stopped_consumer is None:
+            logger.error("The consumer of queue %s ended; stopping", queue, exc_info=cause)
+            self._stopped_consumer = ConsumerStopped(queue)
+            self._stopped_consumer.__cause__ = cause
+            self._begin_stop(with_deadline=True)
+
+    async def _dispatch(self, buffer: RoundRobinBuffer) -> None:
+        slots = asyncio.Semaphore(self.concurrency)
+        started = 0
+        while self._max_jobs is None or started < self._max_jobs:
+            await slots.acquire()
+            delivery = await buffer.get()
+            if self._stop_requested:
+                buffer.put(delivery.queue, delivery)
+                return
+            started += 1
+            task = asyncio.create_task(self._process(delivery, slots))
+            self._running[task] = delivery
+        self._begin_stop(with_deadline=False)
+
+    async def _process(self, delivery: Delivery, slots: asyncio.Semaphore) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            stuck = await self._runner.process(delivery)
+            if stuck is not None:
+                await self._handle_stuck(stuck)
+        except Exception:
+            logger.exception("Processing a job of queue %s failed; handed back", delivery.queue)
+            await self._runner.hand_back(delivery)
+        finally:
+            self._running.pop(task, None)
+            slots.release()
+            self._notice_change()
+
+    async def _handle_stuck(self, result: Result) -> None:
+        name = result.envelope.job if result.envelope else ""
+        if self._in_process:
+            logger.error("Job %s did not return after its timeout; its thread is given up", name)
+            await self._runner.settle(result)
+            return
+        logger.error(
+            "Job %s did not return after its timeout; this worker takes no more jobs and ends", name
+        )
+        self.recycled = True
+        self._stuck.append(result)
+        self._begin_stop(with_deadline=True)
+
+    async def _watch_for_idleness(self, buffer: RoundRobinBuffer) -> None:
+        """Stop once two looks in a row find nothing running, nothing buffered and nothing ready."""
+        looks = 0
+        while looks < 2:
+            await asyncio.sleep(_IDLE_LOOK)
+            busy = bool(self._running) or len(buffer) > 0
+            ready = not busy and any(
+                self.backend.counts(config.name).ready for config in self.configs
+            )
+            looks = 0 if busy or ready else looks + 1
+        self._begin_stop(with_deadline=False)
+
+    # Stopping
+
+    def _begin_stop(self, with_deadline: bool) -> None:
+        assert self._loop is not None
+        self._stop_requested = True
+        if with_deadline and self._deadline is None:
+            self._deadline = self._loop.time() + self._shutdown_timeout
+        self._notice_change()
+
+    def _notice_change(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    async def _wait_for_change(self) -> None:
+        assert self._loop is not None
+        assert self._changed is not None
+        left = None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+        try:
+            await asyncio.wait_for(self._changed.wait(), left)
+        except TimeoutError:
+            return
+        self._changed.clear()
+
+    async def _wait_for_stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Return when a stop was asked for; raise if one of the worker's own tasks failed."""
+        for task in tasks:
+            task.add_done_callback(lambda _: self._notice_change())
+        while not self._stop_requested:
+            await self._wait_for_change()
+            for task in tasks:
+                if task.done() and not task.cancelled() and task.exception() is not None:
+                    task.result()
+
+    async def _stop(
+        self,
+        tasks: list[asyncio.Task[None]],
+        consumers: list[Consumer],
+        buffer: RoundRobinBuffer,
+    ) -> None:
+        assert self._loop is not None
+        self._stop_requested = True
+        for consumer in consumers:
+            await consumer.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for delivery in buffer.drain():
+            await self._runner.hand_back(delivery)
+        while self._running and not self._is_late():
+            await self._wait_for_change()
+        await self._abandon()
+        for result in self._stuck:
+            await self._runner.settle(result)
+        for consumer in consumers:
+            await consumer.aclose()
+        await self._executor.stop()
+
+    def _is_late(self) -> bool:
+        assert self._loop is not None
+        return self._deadline is not None and self._loop.time() >= self._deadline
+
+    async def _abandon(self) -> None:
+        """Hand back what runs beyond the deadline."""
+        late = dict(self._running)
+        if not late:
+            return
+        self.abandoned = len(late)
+        logger.warning("%s job(s) still run at the deadline; handed back", self.abandoned)
+        for task in late:
+            task.cancel()
+        await asyncio.wait(late, timeout=1)
+        for delivery in late.values():
+            if not delivery.settled:
+                await self._runner.hand_back(delivery)
+
+
+def _refuse_conflicts() -> None:
+    for first, second in registry.conflicts:
+        raise InvalidJob(
+            f"two functions are registered as job {first.name!r}: {place_of(first.func)} and"
+            f" {place_of(second.func)}"
+        )
