@@ -1,0 +1,110 @@
+"""What every test module shares: a clean registry and clean backends, and the contract record."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from django_jobq.backends.handler import backends
+from django_jobq.backends.memory import ManualClock, MemoryBackend
+from django_jobq.conf import AliasSettings
+from django_jobq.queues import QueueConfig
+from django_jobq.registry import registry
+from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.worker import Worker
+
+RECORD = Path(__file__).parent.parent / "build" / "contract.json"
+
+
+@pytest.fixture(autouse=True)
+def _clean_state() -> Iterator[None]:
+    """Forget the jobs and backends that a test made."""
+    jobs, conflicts = dict(registry._jobs), list(registry.conflicts)
+    yield
+    registry._jobs, registry.conflicts = jobs, conflicts
+    backends.reset()
+
+
+@pytest.fixture
+def memory() -> MemoryBackend:
+    """Return the backend of the alias default, as the settings make it."""
+    backend = backends["default"]
+    assert isinstance(backend, MemoryBackend)
+    return backend
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def clocked(clock: ManualClock) -> MemoryBackend:
+    """Return the backend of the alias default on a clock that the test moves."""
+    settings = AliasSettings(alias="default", backend="memory")
+    backend = backends._backends["default"] = MemoryBackend(settings, clock=clock)
+    return backend
+
+
+@pytest.fixture
+def make_memory() -> Callable[..., MemoryBackend]:
+    """Return a factory of memory backends of their own, by queue configurations."""
+
+    def make(*queues: QueueConfig | str, **kwargs: Any) -> MemoryBackend:
+        configs = [QueueConfig(name=q) if isinstance(q, str) else q for q in queues]
+        settings = AliasSettings(
+            alias="default",
+            backend="memory",
+            queues={config.name: config for config in configs or [QueueConfig(name="default")]},
+            options=kwargs.pop("options", {}),
+        )
+        return MemoryBackend(settings, **kwargs)
+
+    return make
+
+
+@pytest.fixture
+def drain() -> Callable[..., None]:
+    """Run what is due on the calling thread, as a project's own test would."""
+
+    def run(**options: Any) -> None:
+        call_command("runworker", **{"burst": True, "verbosity": 0, **options})
+
+    return run
+
+
+@pytest.fixture
+def work() -> Callable[..., WorkerStats]:
+    """Run a worker with lanes of its own on the default backend until nothing is due."""
+
+    def run(**options: Any) -> WorkerStats:
+        worker = Worker(backends["default"], **{"burst": True, **options})
+        return asyncio.run(worker.run())
+
+    return run
+
+
+# The contract record: which lines each test checks, on which backend, and how it ended.
+
+
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.when == "call" or call.excinfo is not None:
+        lines = [line for mark in item.iter_markers("contract") for line in mark.args]
+        if lines:
+            backend = getattr(getattr(item, "cls", None), "backend_name", "core")
+            entry = {"lines": lines, "backend": backend, "passed": call.excinfo is None}
+            item.config.stash.setdefault(_entries, {})[item.nodeid] = entry
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    entries = session.config.stash.get(_entries, {})
+    if entries:
+        RECORD.parent.mkdir(exist_ok=True)
+        RECORD.write_text(json.dumps(entries, indent=1))
+
+
+_entries = pytest.StashKey[dict[str, Any]]()
