@@ -36,6 +36,7 @@ test: $(VENV)/.stamp-test ## Run the tests with coverage and the contract map (A
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
 	$(BIN)/python tests/contract_map.py
+	cd example_project && $(abspath $(BIN))/python -m pytest
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
@@ -51,6 +52,7 @@ format: $(VENV)/.stamp-lint ## Format the code and apply the safe fixes
 
 types: $(VENV)/.stamp-types ## Check the types with mypy --strict
 	$(BIN)/mypy
+	cd example_project && $(abspath $(BIN))/mypy
 
 docs: $(VENV)/.stamp-docs ## Build the documentation into build/docs/html; a warning is an error
 	$(BIN)/sphinx-build -q -E -W --keep-going -d build/docs/doctrees docs build/docs/html
@@ -74,6 +76,7 @@ test-py%:
 lane: $(VENV)/.stamp-test
 	@$(BIN)/python -c 'import sys, django; print("Python", sys.version.split()[0], "and Django", django.__version__)'
 	$(BIN)/python -m pytest $(ARGS)
+	cd example_project && $(abspath $(BIN))/python -m pytest $(ARGS)
 
 $(VENV)/.stamp-base:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

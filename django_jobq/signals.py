@@ -13,8 +13,11 @@ job_succeeded          context, duration
 job_retried            context, duration, error, delay, next_attempt
 job_deferred           context, duration, delay, reason, deferrals
 job_dead_lettered      envelope (None if it cannot be decoded), cause, reason, max_attempts,
-                       context, duration (None if the job did not run)
+                       context, duration, error (None if the job did not run)
 =====================  =======================================================================
+
+job_enqueued is sent once the transport has confirmed the job, so a quick job may have started
+before it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from django.dispatch import Signal
 
 from django_jobq import signals
 from django_jobq.backends.base import Delivery
+from django_jobq.control import JobControl
 from django_jobq.durations import format_seconds
 from django_jobq.envelope import Envelope
 from django_jobq.worker.attempt import Attempt, Execution
@@ -86,7 +87,7 @@ def log(result: Result) -> None:
                 name,
                 cause,
                 reason,
-                f"\n{error.traceback}" if error else "",
+                _traceback_of(result),
                 extra=result.log_fields,
             )
 
@@ -115,6 +116,7 @@ def signal_of(result: Result) -> tuple[Signal, dict[str, Any]] | None:
             return signals.job_dead_lettered, {
                 **common,
                 "envelope": result.envelope,
+                "error": execution.error if execution else None,
                 "cause": cause,
                 "reason": reason,
                 "max_attempts": result.max_attempts,
@@ -122,6 +124,14 @@ def signal_of(result: Result) -> tuple[Signal, dict[str, Any]] | None:
         case Succeeded():
             return signals.job_succeeded, common
     return None
+
+
+def _traceback_of(result: Result) -> str:
+    """Return the traceback, unless the job gave up on purpose and it would tell nothing."""
+    execution = result.execution
+    if execution is None or execution.failure is None or isinstance(execution.error, JobControl):
+        return ""
+    return f"\n{execution.failure.traceback.rstrip()}"
 
 
 def _ordinal(number: int) -> str:

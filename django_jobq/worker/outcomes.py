@@ -76,18 +76,16 @@ def decide(
     if isinstance(error, Defer):
         return Deferred(error.delay, error.reason)
     if isinstance(error, Fatal):
-        return DeadLettered("fatal", f"fatal error: {error.reason}")
+        return DeadLettered("fatal", error.reason)
     if isinstance(error, rules.fatal_on):
-        return DeadLettered("fatal", f"fatal error: {text}")
+        return DeadLettered("fatal", text)
     asked = isinstance(error, Retry | JobTimeout)
     if rules.retry_on and not asked and not isinstance(error, rules.retry_on):
-        return DeadLettered("fatal", f"not in retry_on: {text}")
+        return DeadLettered("fatal", f"{text} (which retry_on does not name)")
     delay = rules.policy.delay_after(attempt, share)
     if delay is None:
         limit = rules.policy.max_attempts
-        return DeadLettered(
-            "exhausted", f"max attempts ({limit}) exhausted after attempt {attempt}: {text}"
-        )
+        return DeadLettered("exhausted", f"gave up after attempt {attempt} of {limit}: {text}")
     if isinstance(error, Retry) and error.after is not None:
         delay = error.after
     return Retried(delay)

@@ -106,11 +106,11 @@ class MemoryBackend(Backend):
             self._consumers.add(consumer)
         return consumer
 
-    def reserve(self, queue: str) -> Entry | None:
-        """Reserve the next ready entry of a queue, or return None."""
+    def reserve(self, consumer: MemoryConsumer) -> Entry | None:
+        """Reserve the next ready entry for a consumer that has a slot for it, or return None."""
         with self._lock:
             self._advance()
-            return self._queues[queue].reserve()
+            return self._queues[consumer.queue].reserve() if consumer.has_slot() else None
 
     def seconds_to_next(self, queue: str) -> float | None:
         """Return the seconds until the queue's earliest hold ends, or None."""

@@ -54,6 +54,10 @@ class MemoryConsumer(Consumer):
         entries, self._unsettled = self._unsettled, {}
         self._backend.give_back(self.queue, entries)
 
+    def has_slot(self) -> bool:
+        """Return whether prefetch lets another entry in."""
+        return not self._prefetch or len(self._unsettled) < self._prefetch
+
     def wake(self) -> None:
         """Let the stream look again; callable from any thread."""
         if self._loop is not None:
@@ -66,9 +70,7 @@ class MemoryConsumer(Consumer):
             self.wake()
 
     def _take(self) -> MemoryDelivery | None:
-        if self._prefetch and len(self._unsettled) >= self._prefetch:
-            return None
-        entry = self._backend.reserve(self.queue)
+        entry = self._backend.reserve(self)
         if entry is None:
             return None
         self._unsettled[entry] = entry.deliveries
