@@ -39,9 +39,7 @@ def check_jobq(**_: Any) -> list[checks.CheckMessage]:
     found.extend(_check_conflicts())
     for job in registry:
         if job.backend not in aliases:
-            hint = (
-                f"Backends: {', '.join(sorted(aliases)) or 'none'}{suggest(job.backend, aliases)}."
-            )
+            hint = f"Name it in JOBQ, or correct the job{suggest(job.backend, aliases)}"
             text = f"Job {job.name} uses the backend {job.backend!r}, which JOBQ does not name."
             found.append(_error("E004", text, hint))
         elif job.backend in backends:
@@ -81,7 +79,7 @@ def _check_queue(job: Any, backend: Backend) -> Iterator[checks.CheckMessage]:
             f"Job {job.name} uses the queue {job.queue!r}, which JOBQ[{job.backend!r}] does not"
             " name.",
             f"Add it to JOBQ[{job.backend!r}]['QUEUES'], or correct the job"
-            f"{suggest(job.queue, known)}.",
+            f"{suggest(job.queue, known)}",
         )
         return
     try:

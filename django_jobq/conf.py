@@ -72,7 +72,14 @@ def from_url(url: str) -> dict[str, Any]:
 
     In the query, digits are a whole number and true or false a boolean: ``memory://?max_pending=9``.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        # Without its text, which may quote the URL.
+        raise ImproperlyConfigured(
+            "the job queue URL is malformed; write it as in memory://?max_pending=9"
+        ) from None
     backend = _SCHEMES.get(parts.scheme)
     if backend is None:
         raise ImproperlyConfigured(
@@ -80,10 +87,7 @@ def from_url(url: str) -> dict[str, Any]:
         )
     entry: dict[str, Any] = {"BACKEND": backend}
     if parts.query:
-        entry["OPTIONS"] = {
-            key: _read_query_value(value)
-            for key, value in parse_qsl(parts.query, strict_parsing=True)
-        }
+        entry["OPTIONS"] = {key: _read_query_value(value) for key, value in query}
     return entry
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
 
 from django_jobq.exceptions import InvalidDuration
@@ -39,12 +39,17 @@ def parse_setting(value: object) -> float:
     return parse(value)
 
 
-def parse_positive(value: object) -> float:
+def parse_positive(value: object, read: Callable[[object], float] = parse) -> float:
     """Return a duration in seconds that is longer than nothing."""
-    seconds = parse_setting(value)
+    seconds = read(value)
     if seconds <= 0:
         raise InvalidDuration(f"{value!r} is zero; it must be longer")
     return seconds
+
+
+def parse_positive_setting(value: object) -> float:
+    """Return a duration of the settings in seconds that is longer than nothing."""
+    return parse_positive(value, parse_setting)
 
 
 def parse_retry_after(value: Duration, now: Callable[[], float] = time.time) -> float:
@@ -59,10 +64,12 @@ def parse_retry_after(value: Duration, now: Callable[[], float] = time.time) -> 
         return _bounded(float(value), value)
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+    except (OverflowError, ValueError):
         raise InvalidDuration(
             f"{value!r} is neither a duration such as '30s' nor a Retry-After value"
         ) from None
+    if moment.tzinfo is None:  # the asctime form, which is in UTC by definition
+        moment = moment.replace(tzinfo=UTC)
     return max(0.0, moment.timestamp() - now())
 
 
@@ -72,8 +79,12 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+            return f"{_round(seconds / size)} {unit}"
+    return f"{_round(seconds)} s"
+
+
+def _round(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _parse_text(text: str) -> float:

@@ -105,7 +105,7 @@ class Envelope:
             correlation_id=_read("correlation_id", fields.get("correlation_id"), str, type(None)),
             args=_read("args", fields["args"], list),
             kwargs=_read("kwargs", fields["kwargs"], dict),
-            headers=_read("headers", fields.get("headers", {}), dict),
+            headers=_read_headers(fields.get("headers", {})),
         )
 
 
@@ -113,8 +113,15 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+def _read_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond the range of floats")
+    return value
+
+
 _encoder = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
-_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_read_float)
 
 
 def _parse(body: bytes) -> dict[str, Any]:
@@ -148,6 +155,12 @@ def _read(name: str, value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds):
         raise EnvelopeError(f"malformed envelope: field {name!r} is {type(value).__name__}")
     return value
+
+
+def _read_headers(value: object) -> dict[str, Any]:
+    headers: dict[str, Any] = _read("headers", value, dict)
+    _read("headers.errors", headers.get("errors", []), list)
+    return headers
 
 
 def _read_int(name: str, value: object, least: int, most: float = math.inf) -> int:

@@ -50,14 +50,20 @@ class InvalidDuration(JobqError, ValueError):
 
 
 class UnknownQueue(JobqError):
-    """Report a queue that the alias does not name."""
+    """Report a queue that the alias does not name: in QUEUES if it is set, else by its jobs."""
 
-    def __init__(self, queue: str, alias: str, known: Iterable[str]) -> None:
+    def __init__(
+        self, queue: str, alias: str, known: Iterable[str], *, configured: bool = True
+    ) -> None:
         self.queue, self.alias, self.known = queue, alias, sorted(known)
         names = ", ".join(self.known) or "none"
+        remedy = (
+            f"add it to JOBQ[{alias!r}]['QUEUES']"
+            if configured
+            else f"give a job this queue, or name all queues in JOBQ[{alias!r}]['QUEUES']"
+        )
         super().__init__(
-            f"queue {queue!r} is not known to backend {alias!r} (known: {names}); add it to"
-            f" JOBQ[{alias!r}]['QUEUES']"
+            f"queue {queue!r} is not known to backend {alias!r} (known: {names}); {remedy}"
         )
 
 

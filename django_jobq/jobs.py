@@ -140,8 +140,10 @@ class Job(Generic[P, R]):
             "queue": queue,
             "priority": None if priority is None else _check_priority(priority),
             "retry": None if retry is None else RetryPolicy.parse(retry),
-            "timeout": None if timeout is None else durations.parse_positive(timeout),
-            "delay": None if delay is None else durations.parse(delay),
+            "timeout": None
+            if timeout is None
+            else _parse_named("timeout", timeout, durations.parse_positive),
+            "delay": None if delay is None else _parse_named("delay", delay),
             "run_after": None if run_after is None else _check_moment(run_after),
             "front": front,
             "correlation_id": _check_text("correlation_id", correlation_id),
@@ -167,11 +169,11 @@ class Job(Generic[P, R]):
 
     def enqueue_after(self, delay: Duration, /, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
         """Store the job to run after ``delay``, behind the backlog by then. See enqueue()."""
-        return self.using(delay=delay).enqueue(*args, **kwargs)
+        return self._delayed(delay).enqueue(*args, **kwargs)
 
     def defer(self, delay: Duration, /, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
         """Store the job to run after ``delay``, ahead of the backlog by then. See enqueue()."""
-        return self.using(delay=delay, front=True).enqueue(*args, **kwargs)
+        return self._delayed(delay).using(front=True).enqueue(*args, **kwargs)
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob:
         """Return the job with its arguments bound and checked, for enqueue_many()."""
@@ -201,13 +203,19 @@ class Job(Generic[P, R]):
             return cast(R, await self.func(*self._context_argument(), *args, **kwargs))
         return cast(R, await sync_to_async(self.func)(*self._context_argument(), *args, **kwargs))
 
+    def _delayed(self, delay: Duration) -> Job[P, R]:
+        # Unlike in using(), None would not mean "keep what is set" here: it is refused.
+        return self.using(delay=dt.timedelta(seconds=_parse_named("delay", delay)))
+
     def _argument(self, name: str) -> str:
         return f"{self.name}: argument {name}"
 
     def _context_argument(self) -> tuple[JobContext, ...]:
         if not self.takes_context:
             return ()
-        return (current_job() or JobContext(job=self.name, queue=self.queue),)
+        attempts = self.retry.max_attempts if self.retry else 1
+        neutral = JobContext(job=self.name, queue=self.queue, max_attempts=attempts)
+        return (current_job() or neutral,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +237,7 @@ class PreparedJob:
         envelope = Envelope(
             job_id=uuid.uuid4(),
             job=job.name,
-            queue=options.queue or job.queue,
+            queue=job.queue if options.queue is None else options.queue,
             priority=job.priority if options.priority is None else options.priority,
             enqueued_at=time.time_ns() // 1_000_000,
             correlation_id=options.correlation_id,
@@ -399,7 +407,7 @@ def _check_function(
             f"{func.__qualname__} is not at module level, so a worker cannot import it; move it, or"
             " give it a name= and define it at import"
         )
-    if takes_context and next(iter(inspect.signature(func).parameters), None) != "context":
+    if takes_context and next(iter(_positional_names(inspect.signature(func))), None) != "context":
         raise InvalidJob(f"{func.__qualname__} takes_context, so its first parameter is 'context'")
     return func
 
@@ -415,6 +423,15 @@ def _parse_timeout(timeout: Duration) -> float:
         return durations.parse_positive(timeout)
     except InvalidDuration as error:
         raise InvalidJob(f"timeout: {error}") from error
+
+
+def _parse_named(
+    name: str, value: object, parse: Callable[[object], float] = durations.parse
+) -> float:
+    try:
+        return parse(value)
+    except InvalidDuration as error:
+        raise InvalidDuration(f"{name}: {error}") from error
 
 
 def _check_moment(moment: dt.datetime) -> dt.datetime:

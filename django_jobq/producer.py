@@ -20,8 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from asgiref.sync import sync_to_async
 from django.db import connections
@@ -87,11 +86,18 @@ class _Checked:
         self.future = store(envelope, left)
 
 
+class _Ticket:
+    """Live as long as the hook that holds it."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Commits:
-    """Follow the hooks of one connection: which is the last, and what is not confirmed yet."""
+    """Follow the hooks of one connection: which are to come, and what is not confirmed yet.
 
-    last: object = None
+    Django drops the hooks of a savepoint that is rolled back, and their tickets vanish with them.
+    """
+
+    tickets: WeakSet[_Ticket] = dataclasses.field(default_factory=WeakSet)
     unconfirmed: list[_Checked] = dataclasses.field(default_factory=list)
 
 
@@ -124,11 +130,14 @@ async def aenqueue(publications: Sequence[Publication]) -> list[EnqueuedJob]:
     sent = await sync_to_async(_begin, thread_sensitive=True)(publications)
     waiting = [item.future for item in sent if item.future is not None]
     if not all(future.done() for future in waiting):
-        confirms = asyncio.gather(*(asyncio.wrap_future(future) for future in waiting))
-        try:
-            await asyncio.wait_for(asyncio.shield(confirms), PUBLISH_TIMEOUT)
-        except TimeoutError as error:
-            raise _out_of_time() from error
+        confirms = [asyncio.wrap_future(future) for future in waiting]
+        for confirm in confirms:
+            # Looked at, or asyncio would complain of one that fails when nobody waits.
+            confirm.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # Unlike wait_for() and gather(), it cancels nothing when the caller is cancelled.
+        _, late = await asyncio.wait(confirms, timeout=PUBLISH_TIMEOUT)
+        if late:
+            raise _out_of_time()
     return await sync_to_async(_finish, thread_sensitive=True)(sent)
 
 
@@ -140,19 +149,32 @@ def _begin(publications: Sequence[Publication]) -> list[_Checked]:
             observer(backend)
     for item in checked:
         if item.connection is None:
-            item.submit()
+            _submit_now(item)
     for connection in {id(item.connection): item.connection for item in checked}.values():
         if connection is not None:
             _bind(connection, [item for item in checked if item.connection is connection])
     return checked
 
 
+def _submit_now(item: _Checked) -> None:
+    """Submit a job; what the backend raises becomes its answer, so that others go on."""
+    try:
+        item.submit()
+    except Exception as error:  # noqa: BLE001 - raised by _finish()
+        item.future = Future()
+        item.future.set_exception(error)
+
+
 def _finish(sent: Iterable[_Checked]) -> list[EnqueuedJob]:
     """Raise what the transport said, or tell what was accepted."""
     handles = []
+    errors = []
     for item in sent:
         if item.connection is None and item.future is not None:
-            item.future.result(0)
+            error = _error_of(item.future)
+            if error is not None:
+                errors.append(error)
+                continue
             _announce(item)
         envelope = item.publication.envelope
         handles.append(
@@ -163,6 +185,8 @@ def _finish(sent: Iterable[_Checked]) -> list[EnqueuedJob]:
                 enqueued_at=dt.datetime.now(dt.UTC) if item.connection is None else None,
             )
         )
+    if errors:
+        raise errors[0]
     return handles
 
 
@@ -188,7 +212,7 @@ def _connection_of(publication: Publication, backend: Backend) -> BaseDatabaseWr
 
     Nothing connects here: a connection that is not open has no transaction.
     """
-    alias = publication.database or backend.settings.database
+    alias = backend.settings.database if publication.database is None else publication.database
     if alias not in connections.settings:
         raise UnknownDatabase(alias, connections.settings)
     connection = connections[alias]
@@ -206,13 +230,15 @@ def _connection_of(publication: Publication, backend: Backend) -> BaseDatabaseWr
 
 def _bind(connection: BaseDatabaseWrapper, items: list[_Checked]) -> None:
     commits = _commits.setdefault(connection, _Commits())
-    ticket = commits.last = object()
+    ticket = _Ticket()
+    commits.tickets.add(ticket)
 
     # A plain function: Django's own error handling reads the attributes of one.
     def publish_after_commit() -> None:
+        commits.tickets.discard(ticket)
         for item in items:
             _submit_committed(item, commits)
-        if commits.last is ticket:
+        if not commits.tickets:
             unconfirmed, commits.unconfirmed = commits.unconfirmed, []
             _settle_committed(unconfirmed)
 
@@ -225,29 +251,41 @@ def _submit_committed(item: _Checked, commits: _Commits) -> None:
     except Exception as error:  # noqa: BLE001 - a hook that raises would drop those behind it
         _report(item, error)
         return
-    assert item.future is not None
-    item.future.add_done_callback(partial(_report_failure, item))
     commits.unconfirmed.append(item)
 
 
 def _settle_committed(items: list[_Checked]) -> None:
-    try:
-        _await_confirms(items)
-    except BackendUnavailable as error:
-        for item in items:
-            if item.future is not None and not item.future.done():
-                _report(item, error)
+    late = _wait_for([item.future for item in items if item.future is not None])
     for item in items:
-        if item.future is not None and item.future.done() and not item.future.exception():
+        if item.future is None:
+            continue
+        if item.future in late:
+            _report(item, _out_of_time(), "may not have been published")
+            continue
+        error = _error_of(item.future)
+        if error is None:
             _announce(item)
+        else:
+            _report(item, error)
+
+
+def _wait_for(futures: list[Future[None]]) -> set[Future[None]]:
+    """Return the futures that did not resolve in time."""
+    if all(future.done() for future in futures):
+        return set()
+    return concurrent.futures.wait(futures, PUBLISH_TIMEOUT).not_done
+
+
+def _error_of(future: Future[None]) -> BaseException | None:
+    try:
+        return future.exception(0)
+    except concurrent.futures.CancelledError as error:
+        return error
 
 
 def _await_confirms(items: Iterable[_Checked]) -> None:
-    futures = [item.future for item in items if item.future is not None]
-    if not all(future.done() for future in futures):
-        _, late = concurrent.futures.wait(futures, PUBLISH_TIMEOUT)
-        if late:
-            raise _out_of_time()
+    if _wait_for([item.future for item in items if item.future is not None]):
+        raise _out_of_time()
 
 
 def _out_of_time() -> BackendUnavailable:
@@ -257,18 +295,13 @@ def _out_of_time() -> BackendUnavailable:
     )
 
 
-def _report_failure(item: _Checked, future: Future[None]) -> None:
-    error = future.exception()
-    if error is not None:
-        _report(item, error)
-
-
-def _report(item: _Checked, error: BaseException) -> None:
+def _report(item: _Checked, error: BaseException, what: str = "was NOT published") -> None:
     envelope = item.publication.envelope
     logger.error(
-        "Job %s (%s) was NOT published after its transaction committed: %s",
+        "Job %s (%s) %s after its transaction committed: %s",
         envelope.job,
         envelope.job_id,
+        what,
         error,
         exc_info=error,
         extra={"job_id": envelope.job_id, "job": envelope.job, "queue": envelope.queue},

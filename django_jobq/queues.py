@@ -114,7 +114,7 @@ def _parse_retry(value: Any, path: str) -> RetryPolicy | None:
 
 def _parse_ttl(value: object, path: str) -> float | None:
     try:
-        return None if value is None else durations.parse_positive(value)
+        return None if value is None else durations.parse_positive_setting(value)
     except InvalidDuration as error:
         raise InvalidJob(f"{path}: {error}") from error
 

@@ -126,7 +126,8 @@ def exponential_backoff(attempt: int, *, base: float, factor: float, longest: fl
     if base <= 0 or longest <= 0:
         return 0.0
     try:
-        wait = base * factor ** (max(attempt, 1) - 1)
+        # Floats: a power of whole numbers has no limit and would take hours.
+        wait = base * float(factor) ** (max(attempt, 1) - 1)
     except OverflowError:
         return longest
     return min(wait, longest)
@@ -134,9 +135,11 @@ def exponential_backoff(attempt: int, *, base: float, factor: float, longest: fl
 
 def _parse_keys(declaration: Mapping[str, Any]) -> dict[str, Any]:
     backoff = declaration.get("backoff", "exponential")
-    allowed = {"max_attempts", "backoff"} | _KEYS_OF.get(backoff, set())
+    if backoff not in list(_KEYS_OF):
+        raise InvalidJob(f"retry: backoff {backoff!r} is none of {', '.join(_KEYS_OF)}")
+    allowed = {"max_attempts", "backoff"} | _KEYS_OF[backoff]
     for key in declaration:
-        if backoff in _KEYS_OF and key not in allowed:
+        if key not in allowed:
             raise InvalidJob(
                 f"retry: key {key!r} does not go with {backoff} backoff; allowed are"
                 f" {', '.join(sorted(allowed))}"
@@ -150,14 +153,18 @@ def _parse_key(key: str, value: object) -> object:
     if key not in {"delay", "base", "max"}:
         return value
     try:
-        return durations.parse_setting(value) if key == "delay" else durations.parse_positive(value)
+        return (
+            durations.parse_setting(value)
+            if key == "delay"
+            else durations.parse_positive_setting(value)
+        )
     except InvalidDuration as error:
         raise InvalidJob(f"retry: {key}: {error}") from error
 
 
 def _problems(policy: RetryPolicy) -> list[str]:
     found = []
-    if policy.backoff not in _KEYS_OF:
+    if policy.backoff not in list(_KEYS_OF):
         found.append(f"backoff {policy.backoff!r} is none of {', '.join(_KEYS_OF)}")
     if not _is_int(policy.max_attempts) or policy.max_attempts < 1:
         found.append(f"max_attempts {policy.max_attempts!r} is no whole number from 1")

@@ -57,13 +57,20 @@ def dump(value: object, name: str) -> JSON:
 
 def load(tree: JSON) -> Any:
     """Return a fresh value from a JSON tree, or raise EnvelopeError for a tag it does not know."""
+    try:
+        return _load(tree)
+    except RecursionError:
+        raise EnvelopeError("malformed envelope: an argument is nested too deep") from None
+
+
+def _load(tree: JSON) -> Any:
     if isinstance(tree, list):
-        return [load(item) for item in tree]
+        return [_load(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
     if _TAG in tree:
         return _load_tagged(tree)
-    return {key: load(item) for key, item in tree.items()}
+    return {key: _load(item) for key, item in tree.items()}
 
 
 def _dump(value: Any, depth: int) -> JSON:
@@ -224,7 +231,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "timedelta": lambda parts: dt.timedelta(parts[0], parts[1], parts[2]),
     "decimal": Decimal,
     "uuid": uuid.UUID,
-    "dict": lambda tree: {key: load(item) for key, item in tree.items()},
+    "dict": lambda tree: {key: _load(item) for key, item in tree.items()},
 }
 
 
@@ -235,5 +242,5 @@ def _load_tagged(tree: dict[str, JSON]) -> Any:
         raise EnvelopeError(f"malformed envelope: an argument has the unknown tag {tag!r}")
     try:
         return reader(tree["v"])
-    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise EnvelopeError(f"malformed envelope: {tree['v']!r} is no {tag}") from error

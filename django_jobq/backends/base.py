@@ -191,7 +191,7 @@ class Backend(abc.ABC):
             return configured[name]
         if configured is None and name in registry.queue_names(self.alias):
             return QueueConfig(name=name)
-        raise UnknownQueue(name, self.alias, self.queues)
+        raise UnknownQueue(name, self.alias, self.queues, configured=configured is not None)
 
     @abc.abstractmethod
     def declare(self, queues: Iterable[QueueConfig]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from django_jobq.backends.base import Cause, Counts
 from django_jobq.envelope import Envelope
 from django_jobq.exceptions import EnvelopeError
 from django_jobq.queues import QueueConfig
+
+logger = logging.getLogger("django_jobq.jobs")
 
 Kind = Literal["succeeded", "retried", "deferred", "held", "dead"]
 
@@ -164,9 +167,10 @@ class QueueState:
         for entry in self.pending():
             if entry.expires_at is not None and entry.expires_at <= now:
                 ttl = self.config.message_ttl
-                self.bury(
-                    entry, "expired", f"not started within its queue's message_ttl of {ttl:g} s"
-                )
+                reason = f"not started within its queue's message_ttl of {ttl:g} s"
+                envelope = self.bury(entry, "expired", reason)
+                name = envelope.job if envelope else "(no envelope)"
+                logger.error("Job %s is now a dead letter (expired): %s", name, reason)
             else:
                 fresh.append((-entry.level, entry.number, entry))
         self._ready = fresh

@@ -98,21 +98,30 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Work in this process, or in a child that is restarted when code changes."""
-        show_logs(options["verbosity"])
-        wants_reload = settings.DEBUG if options["reload"] is None else options["reload"]
-        if wants_reload and self.own_process and not options["burst"]:
-            autoreload.run_with_reloader(self._work, options)
-        else:
-            self._work(options)
-
-    def _work(self, options: dict[str, Any]) -> None:
-        autoreload.raise_last_exception()
-        if self.own_process:
-            self.check()
         worker = self._make_worker(options)
+        if not self.own_process:
+            self._work(worker, options)
+            return
+        show_logs(options["verbosity"])
+        self.check()
+        self._explain_if_pointless(worker.backend, burst=options["burst"])
+        wants_reload = settings.DEBUG if options["reload"] is None else options["reload"]
+        if wants_reload and not options["burst"]:
+            autoreload.run_with_reloader(self._work_beside_reloader, worker, options)
+        else:
+            self._work(worker, options)
+
+    def _work_beside_reloader(self, worker: Worker, options: dict[str, Any]) -> None:
+        """Work in the reloader's thread, and end the process with the worker."""
+        try:
+            self._work(worker, options)
+        except CommandError as error:
+            self.stderr.write(f"CommandError: {error}", self.style.ERROR)
+            _leave_now(1)
+
+    def _work(self, worker: Worker, options: dict[str, Any]) -> None:
         try:
             if self.own_process:
-                self._explain_if_pointless(worker.backend, burst=options["burst"])
                 self._say_hello(worker, options)
                 stats = self._run_own_process(worker)
             else:

@@ -1,0 +1,1 @@
+"""A small project for tests that start real worker processes; the environment steers it."""
