@@ -60,9 +60,9 @@ class Envelope:
 
     def with_error(self, error: Mapping[str, Any]) -> Envelope:
         """Return the envelope with one more entry in its history of the last errors."""
-        return self.with_headers(
-            errors=[*self.headers.get("errors", []), dict(error)][-MAX_ERRORS:]
-        )
+        earlier = self.headers.get("errors")
+        earlier = earlier if isinstance(earlier, list) else []
+        return self.with_headers(errors=[*earlier, dict(error)][-MAX_ERRORS:])
 
     def encode(self) -> bytes:
         """Return the JSON body; what is unset is left out."""
@@ -105,7 +105,7 @@ class Envelope:
             correlation_id=_read("correlation_id", fields.get("correlation_id"), str, type(None)),
             args=_read("args", fields["args"], list),
             kwargs=_read("kwargs", fields["kwargs"], dict),
-            headers=_read_headers(fields.get("headers", {})),
+            headers=_read("headers", fields.get("headers", {}), dict),
         )
 
 
@@ -155,12 +155,6 @@ def _read(name: str, value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds):
         raise EnvelopeError(f"malformed envelope: field {name!r} is {type(value).__name__}")
     return value
-
-
-def _read_headers(value: object) -> dict[str, Any]:
-    headers: dict[str, Any] = _read("headers", value, dict)
-    _read("headers.errors", headers.get("errors", []), list)
-    return headers
 
 
 def _read_int(name: str, value: object, least: int, most: float = math.inf) -> int:

@@ -156,14 +156,14 @@ class Job(Generic[P, R]):
             raise InvalidJob(f"{self.name}: give either delay or run_after, not both")
         return dataclasses.replace(self, options=options)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
         """Store the job; it runs when the current transaction has committed.
 
         Raise InvalidArguments before anything is stored if the arguments do not fit.
         """
         return producer.enqueue([self.prepare(*args, **kwargs).publication()])[0]
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueuedJob:
         """Store the job from an event loop. See enqueue()."""
         return (await producer.aenqueue([self.prepare(*args, **kwargs).publication()]))[0]
 
@@ -175,13 +175,13 @@ class Job(Generic[P, R]):
         """Store the job to run after ``delay``, ahead of the backlog by then. See enqueue()."""
         return self._delayed(delay).using(front=True).enqueue(*args, **kwargs)
 
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob:
+    def prepare(self, /, *args: P.args, **kwargs: P.kwargs) -> PreparedJob:
         """Return the job with its arguments bound and checked, for enqueue_many()."""
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidArguments(f"{self.name}{self.signature}: {error}") from None
-        names = _positional_names(self.signature)
+        names = _positional_names(self.func, self.takes_context)
         return PreparedJob(
             job=self,
             args=[
@@ -191,13 +191,13 @@ class Job(Generic[P, R]):
             kwargs={key: dump(value, self._argument(key)) for key, value in kwargs.items()},
         )
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, and return what it returns."""
         if self.is_async:
             return cast(R, async_to_sync(self.func)(*self._context_argument(), *args, **kwargs))
         return cast(R, self.func(*self._context_argument(), *args, **kwargs))
 
-    async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def acall(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function on this event loop, a sync one in a thread. See call()."""
         if self.is_async:
             return cast(R, await self.func(*self._context_argument(), *args, **kwargs))
@@ -364,7 +364,7 @@ def job(
     def decorate(function: Callable[..., Any]) -> Job[..., Any]:
         made: Job[..., Any] = Job(
             func=_check_function(function, name, takes_context=takes_context),
-            name=name or f"{function.__module__}.{function.__qualname__}",
+            name=_check_name(name) or f"{function.__module__}.{function.__qualname__}",
             queue=check_queue_name(queue, "queue"),
             backend=backend,
             retry=None if retry is None else RetryPolicy.parse(retry),
@@ -390,9 +390,10 @@ def _signature_of(func: Callable[..., Any], takes_context: bool) -> inspect.Sign
 
 
 @cache
-def _positional_names(signature: inspect.Signature) -> list[str]:
+def _positional_names(func: Callable[..., Any], takes_context: bool) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, item in signature.parameters.items() if item.kind in kinds]
+    parameters = _signature_of(func, takes_context).parameters
+    return [name for name, item in parameters.items() if item.kind in kinds]
 
 
 def _check_function(
@@ -407,9 +408,15 @@ def _check_function(
             f"{func.__qualname__} is not at module level, so a worker cannot import it; move it, or"
             " give it a name= and define it at import"
         )
-    if takes_context and next(iter(_positional_names(inspect.signature(func))), None) != "context":
+    if takes_context and _positional_names(func, False)[:1] != ["context"]:
         raise InvalidJob(f"{func.__qualname__} takes_context, so its first parameter is 'context'")
     return func
+
+
+def _check_name(name: object) -> str | None:
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise InvalidJob(f"name {name!r} is no text")
+    return name
 
 
 def _check_priority(priority: object) -> int:

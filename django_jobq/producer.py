@@ -115,7 +115,8 @@ def before_publish(observer: Callable[[Backend], None]) -> None:
 def enqueue(publications: Sequence[Publication]) -> list[EnqueuedJob]:
     """Publish jobs now or at the commit; the whole list costs one wait.
 
-    Every publication is checked first, so a refusal publishes none of them.
+    Every publication is checked first, and what a check refuses publishes none of them. What the
+    transport refuses is raised once the others are accepted.
     """
     sent = _begin(publications)
     _await_confirms([item for item in sent if item.connection is None])
@@ -216,14 +217,15 @@ def _connection_of(publication: Publication, backend: Backend) -> BaseDatabaseWr
     if alias not in connections.settings:
         raise UnknownDatabase(alias, connections.settings)
     connection = connections[alias]
-    if connection.in_atomic_block:
+    # Inside atomic() with autocommit off, Django runs no hooks at the commit.
+    if connection.in_atomic_block and connection.commit_on_exit:
         return connection
     is_open = connection.connection is not None
     if connection.autocommit if is_open else connection.settings_dict.get("AUTOCOMMIT", True):
         return None
     raise TransactionManagementError(
-        f"Autocommit is off on database {alias!r} and no atomic block is open, so there is no"
-        " commit to bind the job to. Enqueue inside transaction.atomic(), or use"
+        f"Autocommit is off on database {alias!r}, so there is no commit that would release the"
+        " job. Turn it on and use transaction.atomic(), or enqueue after your own commit with"
         " .using(on_commit=False)."
     )
 

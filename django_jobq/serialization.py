@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from django.db.models import Model, QuerySet
 from django.utils.datastructures import MultiValueDict
-from django.utils.functional import Promise
+from django.utils.functional import LazyObject, Promise
 
 from django_jobq.exceptions import EnvelopeError, InvalidArguments
 
@@ -136,7 +136,10 @@ def _dump_key(key: object) -> str:
 
 
 def _dump_special(value: Any, depth: int) -> JSON:
-    """Handle tagged types, lazy strings and subclasses of the plain ones."""
+    """Handle tagged types, lazy objects and subclasses of the plain ones."""
+    if isinstance(value, LazyObject):
+        _, (wrapped,) = value.__reduce__()  # evaluated, as it is for a pickle
+        return _dump(wrapped, depth)
     if isinstance(value, Enum | Model | MultiValueDict) or _is_named_tuple(value):
         _refuse(value)
     for kind, tag, write in _TAGGED:

@@ -23,6 +23,7 @@ before it.
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from typing import Any
 
 from django.dispatch import Signal
@@ -39,9 +40,12 @@ job_dead_lettered = Signal()
 
 
 def send(signal: Signal, sender: Any, **kwargs: Any) -> None:
-    """Send a signal so that no receiver, not even one that exits, changes what happens next."""
+    """Send a signal so that no receiver changes what happens next.
+
+    Behind one that exits or is cancelled the other receivers are not called.
+    """
     try:
         signal.send_robust(sender, **kwargs)
-    except SystemExit as error:
-        # send_robust() logs an Exception by itself and lets this one through.
-        logger.exception("A signal receiver called sys.exit(%r); ignored", error.code)
+    except (SystemExit, CancelledError) as error:
+        # send_robust() logs an Exception by itself and lets these through.
+        logger.exception("A signal receiver raised %s; ignored", type(error).__name__)

@@ -8,6 +8,7 @@ from django_jobq.durations import (
     format_seconds,
     parse,
     parse_positive,
+    parse_positive_setting,
     parse_retry_after,
     parse_setting,
 )
@@ -143,13 +144,13 @@ def test_in_settings_other_values_are_refused(value: object) -> None:
 @pytest.mark.parametrize("value", [0, "0", "0s", "0ms", timedelta(0), timedelta(seconds=-1)])
 def test_where_nothing_is_too_short_zero_is_refused(value: object) -> None:
     with pytest.raises(InvalidDuration) as caught:
-        parse_positive(value)
+        parse_positive_setting(value)
     assert str(caught.value) == f"{value!r} is zero; it must be longer"
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("1ms", 0.001), (1, 1.0), ("5m", 300.0)])
 def test_a_positive_duration_is_its_seconds(value: object, seconds: float) -> None:
-    assert parse_positive(value) == seconds
+    assert parse_positive_setting(value) == seconds
 
 
 @pytest.mark.contract(96)

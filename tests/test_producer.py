@@ -722,8 +722,8 @@ def test_with_autocommit_off_there_is_no_commit_to_wait_for(memory) -> None:
         with pytest.raises(TransactionManagementError) as caught:
             note.enqueue("hello")
         assert str(caught.value) == (
-            "Autocommit is off on database 'default' and no atomic block is open, so there is no"
-            " commit to bind the job to. Enqueue inside transaction.atomic(), or use"
+            "Autocommit is off on database 'default', so there is no commit that would release the"
+            " job. Turn it on and use transaction.atomic(), or enqueue after your own commit with"
             " .using(on_commit=False)."
         )
         assert memory.queue_names() == []

@@ -297,5 +297,5 @@ def test_send_logs_a_receiver_that_exits(caplog) -> None:
     with connected(signals.job_started, leave):
         signals.send(signals.job_started, note, context=JobContext(job=note.name))
     assert caplog.record_tuples == [
-        ("django_jobq.signals", 40, "A signal receiver called sys.exit(3); ignored")
+        ("django_jobq.signals", 40, "A signal receiver raised SystemExit; ignored")
     ]

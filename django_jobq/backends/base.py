@@ -38,6 +38,7 @@ Cause = Literal[
 ]
 
 MAX_REASON = 4_000
+_DEATHS_AFTER_A_RUN = ("exhausted", "fatal")
 
 
 def clip(text: str, limit: int = MAX_REASON) -> str:
@@ -46,6 +47,13 @@ def clip(text: str, limit: int = MAX_REASON) -> str:
         return text
     mark = f" … [{len(text):,} characters]"
     return text[: limit - len(mark)] + mark
+
+
+def attempts_made(envelope: Envelope | None, cause: Cause) -> int:
+    """Return how many attempts a dead letter had; some causes strike before the last one runs."""
+    if envelope is None:
+        return 0
+    return envelope.attempt if cause in _DEATHS_AFTER_A_RUN else envelope.attempt - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +101,12 @@ class Delivery(abc.ABC):
     async def retry(self, successor: Envelope, delay: float) -> None:
         """Store ``successor`` for ``delay`` seconds at its own priority, then remove this one."""
         with self._settling():
-            await self._replace(successor, delay, front=False)
+            await self._replace(self._at_home(successor), delay, front=False)
 
     async def defer(self, successor: Envelope, delay: float) -> None:
         """Store ``successor`` for ``delay`` seconds at the top level, then remove this one."""
         with self._settling():
-            await self._replace(successor, delay, front=True)
+            await self._replace(self._at_home(successor), delay, front=True)
 
     async def dead_letter(self, cause: Cause, reason: str, final: Envelope | None = None) -> None:
         """File the job as a dead letter, then remove it; ``final`` carries its last errors."""
@@ -109,6 +117,12 @@ class Delivery(abc.ABC):
         """Hand the job back, uncounted and at its old place."""
         with self._settling():
             await self._release()
+
+    def _at_home(self, successor: Envelope) -> Envelope:
+        """Return a successor for the queue it came from, whatever a foreign body says of it."""
+        if successor.queue == self.queue:
+            return successor
+        return dataclasses.replace(successor, queue=self.queue)
 
     def _settling(self) -> _Settling:
         return _Settling(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -67,6 +68,14 @@ def build(settings: AliasSettings) -> Backend:
 
 
 backends = BackendHandler()
+
+
+def _forget_in_child() -> None:
+    """Start anew in a forked process: connections and waiting jobs are the parent's."""
+    backends.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _reset_on_change(*, setting: str, **_: Any) -> None:

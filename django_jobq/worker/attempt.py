@@ -85,7 +85,7 @@ def run_sync(attempt: Attempt, limit: TimeLimit | None, *, owned: bool) -> Execu
         error = raised
     duration = time.perf_counter() - started
     _leave(owned=owned)
-    return _execution(error, duration)
+    return describe_end(error, duration)
 
 
 async def run_async(attempt: Attempt, *, owned: bool) -> Execution:
@@ -96,19 +96,27 @@ async def run_async(attempt: Attempt, *, owned: bool) -> Execution:
     task = asyncio.create_task(_catch(attempt.bind()))
     try:
         done, _ = await asyncio.wait({task}, timeout=attempt.timeout)
-        if not done:
+        if done:
+            error = asyncio.CancelledError() if task.cancelled() else task.result()
+        else:
+            error = attempt.timed_out()
             task.cancel()
             done, _ = await asyncio.wait({task}, timeout=GRACE)
-            error: BaseException | None = attempt.timed_out()
-        else:
-            error = task.result()
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task}, timeout=GRACE)
         raise
     duration = time.perf_counter() - started
-    await sync_to_async(_leave)(owned=owned)
-    return dataclasses.replace(_execution(error, duration), stuck=not done)
+    # A thread that is still busy with the job cannot be cleaned, nor used for another.
+    left = bool(done) and await _left_in_time(owned=owned)
+    return dataclasses.replace(describe_end(error, duration), stuck=not left)
+
+
+async def _left_in_time(*, owned: bool) -> bool:
+    """Clean up on the job's thread; return False if that thread is not free for it."""
+    leaving = asyncio.ensure_future(sync_to_async(_leave)(owned=owned))
+    done, _ = await asyncio.wait({leaving}, timeout=GRACE)
+    return bool(done)
 
 
 async def _catch(call: Callable[[], Any]) -> BaseException | None:
@@ -120,7 +128,8 @@ async def _catch(call: Callable[[], Any]) -> BaseException | None:
     return None
 
 
-def _execution(error: BaseException | None, duration: float) -> Execution:
+def describe_end(error: BaseException | None, duration: float) -> Execution:
+    """Return how an attempt ended, with its exception as text."""
     if error is None:
         return Execution(duration=duration)
     failure = describe(error)
@@ -155,7 +164,10 @@ def _end_transactions() -> None:
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
             logger.error("A job left a transaction open on %r; rolled back", connection.alias)
+            connection.connection.rollback()
             connection.close()
+            if connection.vendor == "sqlite":  # where Django keeps an in-memory database open
+                connection.connection.close()
             del connections[connection.alias]
 
 

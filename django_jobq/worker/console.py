@@ -13,11 +13,13 @@ LEVELS = {0: logging.WARNING, 1: logging.INFO}
 def show_logs(verbosity: int) -> None:
     """Write our records to standard error, if nobody else handles them."""
     logger = logging.getLogger("django_jobq")
-    if not logger.hasHandlers():
+    is_ours = not logger.hasHandlers()
+    if is_ours:
         handler = logging.StreamHandler()
         handler.setFormatter(
             logging.Formatter("{asctime} {levelname:<7} {message}", "%H:%M:%S", "{")
         )
         logger.addHandler(handler)
-    if logger.level == logging.NOTSET:
+    # A project that handles our records decides on their level too, unless -v asks for another.
+    if logger.level == logging.NOTSET and (is_ours or verbosity != 1):
         logger.setLevel(LEVELS.get(verbosity, logging.DEBUG))

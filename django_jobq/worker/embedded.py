@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import threading
 import time
-from collections.abc import Iterable
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -28,41 +28,44 @@ logger = logging.getLogger("django_jobq.worker")
 CONCURRENCY = 4
 EXIT_TIMEOUT = 5.0
 
-_served: dict[MemoryBackend, set[str]] = {}
+_workers: dict[MemoryBackend, EmbeddedWorkers] = {}
 _lock = threading.Lock()
 
 
-class EmbeddedWorker:
-    """Run a worker on a daemon thread of this process."""
+class EmbeddedWorkers:
+    """Run the workers of one memory backend on daemon threads of this process."""
 
-    def __init__(self, backend: MemoryBackend, queues: Iterable[str]) -> None:
+    def __init__(self, backend: MemoryBackend) -> None:
+        self.served: set[str] = set()
         self._backend = backend
-        self._worker = Worker(
-            backend,
-            queues=queues,
-            concurrency=CONCURRENCY,
-            shutdown_timeout=EXIT_TIMEOUT,
-            in_process=True,
-        )
-        self._thread = threading.Thread(target=self._run, name="jobq-worker", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread, and arrange the end."""
-        self._thread.start()
+        self._running: list[tuple[Worker, threading.Thread]] = []
         # Before the interpreter refuses new threads, which async jobs need; atexit is after that.
         register = getattr(threading, "_register_atexit", atexit.register)
         register(self.finish)
 
+    def serve(self, queues: set[str]) -> None:
+        """Start one more worker, for queues that have none."""
+        self.served |= queues
+        worker = Worker(
+            self._backend,
+            queues=sorted(queues),
+            concurrency=CONCURRENCY,
+            shutdown_timeout=EXIT_TIMEOUT,
+            in_process=True,
+        )
+        thread = threading.Thread(target=self._run, args=(worker,), name="jobq-worker", daemon=True)
+        self._running.append((worker, thread))
+        thread.start()
+
     def finish(self) -> None:
         """Let what is due end, within a few seconds, and say what is lost."""
         deadline = time.monotonic() + EXIT_TIMEOUT
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            left = self._backend.unfinished()
-            if not left.ready and not left.reserved:
-                break
+        while self._is_busy() and time.monotonic() < deadline:
             time.sleep(0.02)
-        self._worker.shutdown()
-        self._thread.join(max(1.0, deadline - time.monotonic()))
+        for worker, _ in self._running:
+            worker.shutdown()
+        for _, thread in self._running:
+            thread.join(max(1.0, deadline - time.monotonic()))
         left = self._backend.unfinished()
         lost = (left.ready or 0) + (left.held or 0) + (left.reserved or 0)
         if lost and not self._backend.is_closed:
@@ -76,15 +79,31 @@ class EmbeddedWorker:
             )
         self._backend.close()
 
-    def _run(self) -> None:
+    def _is_busy(self) -> bool:
+        left = self._backend.unfinished()
+        alive = any(thread.is_alive() for _, thread in self._running)
+        return alive and bool(left.ready or left.reserved)
+
+    def _run(self, worker: Worker) -> None:
         try:
-            asyncio.run(self._worker.run())
+            asyncio.run(worker.run())
         except Exception:
             if not self._backend.is_closed:
-                logger.exception("The worker inside this process ended; no more jobs run here")
+                logger.exception(
+                    "A worker inside this process ended; the next enqueue starts another"
+                )
         finally:
-            with _lock:
-                _served.pop(self._backend, None)
+            self.served -= {config.name for config in worker.configs}
+
+
+def _forget_in_child() -> None:
+    """Note that the workers' threads are the parent's alone."""
+    global _lock
+    _workers.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def start_if_needed(backend: Backend) -> None:
@@ -98,15 +117,13 @@ def start_if_needed(backend: Backend) -> None:
             " True to run jobs inside this process."
         )
     with _lock:
-        served = _served.setdefault(backend, set())
-        new = set(backend.queues) - served
-        if not new:
-            return
-        if not served:
+        if backend not in _workers:
             show_logs(verbosity=1)
             logger.info(
                 "Memory backend: jobs run inside this process, on %s threads, and are lost with it",
                 CONCURRENCY,
             )
-        served |= new
-        EmbeddedWorker(backend, new).start()
+            _workers[backend] = EmbeddedWorkers(backend)
+        new = set(backend.queues) - _workers[backend].served
+        if new:
+            _workers[backend].serve(new)

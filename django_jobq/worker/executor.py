@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
 from asgiref.sync import sync_to_async
 
-from django_jobq.worker.attempt import GRACE, Attempt, Execution, run_async, run_sync
+from django_jobq.worker.attempt import (
+    GRACE,
+    Attempt,
+    Execution,
+    describe_end,
+    run_async,
+    run_sync,
+)
 from django_jobq.worker.lanes import AsyncLanes, ThreadLanes
 from django_jobq.worker.time_limit import TimeLimit
 
@@ -35,13 +43,13 @@ class Executor(abc.ABC):
 class LaneExecutor(Executor):
     """Run sync jobs on threads and async jobs on the loop, up to ``concurrency`` of each.
 
-    With ``replace_stuck`` a thread that does not return is given up and another takes its place.
+    A thread that does not return is given up and another takes its place, if only for the hooks
+    and receivers of a worker that is about to end.
     """
 
-    def __init__(self, concurrency: int, *, replace_stuck: bool = False) -> None:
+    def __init__(self, concurrency: int) -> None:
         self._threads = ThreadLanes(concurrency)
-        self._tasks = AsyncLanes(concurrency)
-        self._replace_stuck = replace_stuck
+        self._tasks: AsyncLanes[Execution] = AsyncLanes(concurrency, lambda run: run.stuck)
 
     def start(self) -> None:
         """Start the threads."""
@@ -60,9 +68,8 @@ class LaneExecutor(Executor):
             timer.cancel()
         if done:
             return call.future.result()
-        if self._replace_stuck:
-            self._threads.replace(call)
-        return Execution(duration=wait or 0, error=attempt.timed_out(), stuck=True)
+        self._threads.replace(call)
+        return dataclasses.replace(describe_end(attempt.timed_out(), wait or 0), stuck=True)
 
     async def call(self, func: Callable[[], None]) -> None:
         """Call on a thread lane."""

@@ -36,6 +36,8 @@ class ThreadCall(Generic[R]):
         """Call the function in a fresh copy of the context."""
         try:
             result = contextvars.copy_context().run(self._func)
+        except StopIteration as error:  # the one exception that no future takes
+            self._tell(self.future.set_exception, RuntimeError(f"a call raised {error!r}"))
         except BaseException as error:  # noqa: BLE001 - whatever it is belongs to who waits
             self._tell(self.future.set_exception, error)
         else:
@@ -104,18 +106,21 @@ class _AsyncCall:
     task: asyncio.Task[Any] | None = None
 
 
-class AsyncLanes:
-    """Run coroutines on ``size`` tasks, each with a thread of its own for the async ORM."""
+class AsyncLanes(Generic[R]):
+    """Run coroutines on ``size`` tasks, each with a thread of its own for the async ORM.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    A lane whose call came back as ``is_stuck`` is given up with its thread, and another starts.
+    """
+
+    def __init__(self, size: int, is_stuck: Callable[[R], bool] = lambda _: False) -> None:
+        self._size, self._is_stuck = size, is_stuck
         self._work: asyncio.Queue[_AsyncCall | None] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._lanes: set[asyncio.Task[None]] = set()
 
     async def run(self, func: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Run a coroutine function on the next free lane, in a task of its own."""
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._serve()) for _ in range(self._size)]
+        while len(self._lanes) < self._size:
+            self._start_one()
         call = _AsyncCall(func, asyncio.get_running_loop().create_future())
         self._work.put_nowait(call)
         try:
@@ -127,26 +132,40 @@ class AsyncLanes:
 
     async def stop(self) -> None:
         """Let idle lanes close their connections and end."""
-        for _ in self._tasks:
+        for _ in self._lanes:
             self._work.put_nowait(None)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1)
+        if self._lanes:
+            await asyncio.wait(self._lanes, timeout=1)
+
+    def _start_one(self) -> None:
+        # An empty context: the language of whoever started the worker is not the jobs'.
+        lane = asyncio.create_task(self._serve(), context=contextvars.Context())
+        self._lanes.add(lane)
+        lane.add_done_callback(self._lanes.discard)
 
     async def _serve(self) -> None:
-        async with ThreadSensitiveContext():
-            while (call := await self._work.get()) is not None:
-                if not call.future.done():
-                    await self._run_one(call)
-                del call  # or the last job's arguments would live until the next
-            await sync_to_async(connections.close_all)()
+        threads = ThreadSensitiveContext()
+        await threads.__aenter__()  # type: ignore[no-untyped-call]
+        while (call := await self._work.get()) is not None:
+            if not call.future.done() and await self._run_one(call):
+                # Leaving the context would wait, and block the loop, for a thread that is stuck.
+                return
+            del call  # or the last job's arguments would live until the next
+        await sync_to_async(connections.close_all)()
+        await threads.__aexit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    async def _run_one(self, call: _AsyncCall) -> None:
+    async def _run_one(self, call: _AsyncCall) -> bool:
+        """Run a call, settle its future, and return whether it is stuck."""
         call.task = asyncio.create_task(call.func())
         await asyncio.wait({call.task})
-        if call.future.done() or call.task.cancelled():
-            return
+        if call.task.cancelled():
+            call.future.cancel()
+            return False
         error = call.task.exception()
+        if call.future.done():
+            return False
         if error is not None:
             call.future.set_exception(error)
-        else:
-            call.future.set_result(call.task.result())
+            return False
+        call.future.set_result(call.task.result())
+        return self._is_stuck(call.task.result())

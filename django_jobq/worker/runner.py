@@ -166,9 +166,13 @@ class JobRunner:
     ) -> Result:
         execution = await self._executor.run(attempt)
         text = execution.failure.text if execution.failure else str(execution.error)
+        try:
+            outcome = decide(execution.error, envelope.attempt, rules, text)
+        except Exception as broken:  # noqa: BLE001 - a subclass of Defer without its fields, say
+            outcome = decide(broken, envelope.attempt, rules, f"{text} ({broken})")
         return Result(
             delivery=delivery,
-            outcome=decide(execution.error, envelope.attempt, rules, text),
+            outcome=outcome,
             envelope=envelope,
             attempt=attempt,
             execution=execution,
@@ -226,21 +230,13 @@ class JobRunner:
         hook = conf.setting("JOBQ_ON_DEAD_LETTER")
         if hook is None:
             return
-        try:
-            if isinstance(hook, str):
-                hook = import_string(hook)
-            call = async_to_sync(hook) if iscoroutinefunction(hook) else hook
-            await self._executor.call(
-                partial(
-                    call,
-                    envelope=result.envelope,
-                    cause=outcome.cause,
-                    reason=outcome.reason,
-                    max_attempts=result.max_attempts,
-                )
-            )
-        except Exception:
-            logger.exception("JOBQ_ON_DEAD_LETTER failed; the job is filed all the same")
+        told = {
+            "envelope": result.envelope,
+            "cause": outcome.cause,
+            "reason": outcome.reason,
+            "max_attempts": result.max_attempts,
+        }
+        await self._executor.call(partial(_call_hook, hook, told))
 
     async def _tell(self, result: Result) -> None:
         sender = result.attempt.job if result.attempt else None
@@ -250,6 +246,17 @@ class JobRunner:
         signal, kwargs = event
         if signal.has_listeners(sender):
             await self._executor.call(partial(signals.send, signal, sender, **kwargs))
+
+
+def _call_hook(hook: Any, told: dict[str, Any]) -> None:
+    try:
+        function = import_string(hook) if isinstance(hook, str) else hook
+        if iscoroutinefunction(function):
+            async_to_sync(function)(**told)
+        else:
+            function(**told)
+    except (Exception, SystemExit, asyncio.CancelledError):
+        logger.exception("JOBQ_ON_DEAD_LETTER failed; the job is filed all the same")
 
 
 def _undecodable(delivery: Delivery, error: EnvelopeError) -> Result:

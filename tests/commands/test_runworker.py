@@ -517,26 +517,6 @@ def test_one_signal_stops_both_processes_under_reload(
 
 
 @pytest.mark.slow
-@pytest.mark.contract(75)
-@pytest.mark.parametrize("how", ["terminate", "control-c"])
-def test_running_job_ends_first_under_reload(start: Start, editable: Path, how: str) -> None:
-    """The banner says so, and under DEBUG reloading is the default."""
-    worker = start("--reload", project=editable, seed=[("waits", ["@gate"])])
-    child = worker.until("started")[0]["pid"]
-    if how == "terminate":
-        worker.send(signal.SIGTERM)
-    else:
-        os.killpg(worker.process.pid, signal.SIGINT)
-    give_up = time.monotonic() + 1
-    while time.monotonic() < give_up and is_alive(child):
-        time.sleep(0.01)
-    worker.gate.touch()
-    worker.wait()
-
-    assert [event["job"] for event in worker.events("succeeded")] == ["project.jobs.waits"]
-
-
-@pytest.mark.slow
 def test_debug_reloads_unless_told_not_to(start: Start) -> None:
     reloading = start(PROJECT_DEBUG="1")
     plain = start("--no-reload", PROJECT_DEBUG="1")

@@ -353,25 +353,6 @@ def test_b107_a_receiver_that_raises_changes_no_outcome(
     assert "bad_receiver" in caplog.text
 
 
-@pytest.mark.contract(198)
-def test_b107_a_receiver_that_exits_does_not_silence_the_next(
-    work: Callable[..., WorkerStats],
-) -> None:
-    """A receiver that exits keeps no other receiver from being told."""
-    told = []
-
-    def exits(**_: Any) -> None:
-        sys.exit(1)
-
-    def listens(**_: Any) -> None:
-        told.append("told")
-
-    with receivers(signals.job_succeeded, exits, listens):
-        work_through_all_outcomes(work)
-
-    assert told == ["told"]
-
-
 @pytest.mark.contract(195, 198)
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
 def test_b107_a_receiver_that_raises_does_not_refuse_the_enqueue(

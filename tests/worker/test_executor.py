@@ -145,20 +145,13 @@ async def test_sync_job_that_does_not_return_is_stuck(short_grace: float) -> Non
         entered.set()
         assert gate.wait(DEADLINE)  # a call into C: the exception waits for its return
 
-    @job(name="tests.behind")
-    def behind() -> None: ...
-
     execution = await asyncio.wait_for(executor.run(attempt_of(stuck, timeout=0.1)), DEADLINE)
-    waiting = asyncio.create_task(executor.run(attempt_of(behind)))
-    done, _ = await asyncio.wait({waiting}, timeout=0.2)
 
     assert entered.is_set()
     assert execution.stuck
     assert isinstance(execution.error, JobTimeout)
     assert str(execution.error) == "timed out after 100 ms"
-    assert not done, "the thread of the stuck job is not free"
     gate.set()
-    assert (await asyncio.wait_for(waiting, DEADLINE)).error is None
     await executor.stop()
 
 
@@ -182,7 +175,7 @@ async def test_stuck_job_is_described_like_any_other_failure(short_grace: float)
 
 @pytest.mark.contract(61)
 async def test_replaced_thread_takes_the_next_job(short_grace: float) -> None:
-    executor = LaneExecutor(1, replace_stuck=True)
+    executor = LaneExecutor(1)
     executor.start()
     gate = threading.Event()
     seen: list[int] = []

@@ -733,6 +733,36 @@ async def test_nothing_is_taken_after_shutdown_and_the_buffer_goes_back(
     assert {(envelope.attempt, envelope.deferrals) for envelope in waiting} == {(1, 0)}
 
 
+@pytest.mark.contract(65, 66)
+async def test_nothing_starts_while_a_consumer_takes_its_time_to_stop(
+    watched: Watched, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    stop = MemoryConsumer.stop
+
+    async def stop_slowly(consumer: MemoryConsumer) -> None:
+        gate.set()
+        await until(lambda: not worker.running)
+        await stop(consumer)
+
+    @job(name="tests.blocks")
+    def blocks(number: int) -> None:
+        ran.append(number)
+        assert gate.wait(DEADLINE)
+
+    monkeypatch.setattr(MemoryConsumer, "stop", stop_slowly)
+    publish(watched, "tests.blocks", 4)
+    worker = Worker(watched, concurrency=1)
+    async with running(worker) as task:
+        await until(lambda: len(watched.taken) == 2 and worker.running == 1)
+        worker.shutdown()
+        stats = await ended(task)
+
+    assert ran == [0]
+    assert stats.succeeded == 1
+    assert [envelope.args for envelope in watched.pending("default")] == [[1], [2], [3]]
+
+
 @pytest.mark.contract(64, 65, 66)
 @pytest.mark.parametrize("seed", range(12))
 async def test_settled_and_queued_make_up_what_was_published(

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from django_jobq.backends.base import Cause, Counts
+from django_jobq.backends.base import Cause, Counts, attempts_made
 from django_jobq.envelope import Envelope
 from django_jobq.exceptions import EnvelopeError
 from django_jobq.queues import QueueConfig
@@ -117,7 +117,7 @@ class QueueState:
                 cause=cause,
                 reason=reason,
                 envelope=envelope,
-                attempts=envelope.attempt if envelope and cause != "expired" else 0,
+                attempts=attempts_made(envelope, cause),
                 died_at=time.time(),
             )
         )

@@ -123,23 +123,21 @@ class Command(BaseCommand):
         try:
             if self.own_process:
                 self._say_hello(worker, options)
-                stats = self._run_own_process(worker)
+                stats = self._run_own_process(worker, options["verbosity"])
             else:
                 stats = async_to_sync(worker.run)()
         except JobqError as error:
             raise CommandError(str(error)) from error
         if options["verbosity"] > 0:
             self.stdout.write(_summary(stats))
-        if worker.recycled:
-            _leave_now(EXIT_RECYCLED)
-        if worker.abandoned:
-            _leave_now(0)
 
     def _make_worker(self, options: dict[str, Any]) -> Worker:
         given = options["queues"]
         if isinstance(given, str):
             given = [given]
         names = [name.strip() for item in given or () for name in item.split(",") if name.strip()]
+        if given and not names:
+            raise CommandError("--queue names no queue")
         if options["max_jobs"] is not None and options["max_jobs"] < 1:
             raise CommandError("--max-jobs is a whole number from 1")
         try:
@@ -183,32 +181,38 @@ class Command(BaseCommand):
             )
         self.stdout.flush()
 
-    def _run_own_process(self, worker: Worker) -> WorkerStats:
+    def _run_own_process(self, worker: Worker, verbosity: int) -> WorkerStats:
         keep_connections()
-        if threading.current_thread() is not threading.main_thread():
-            return self._run_beside_reloader(worker)
-
-        async def main() -> WorkerStats:
-            _stop_on_signals(worker)
-            return await worker.run()
-
-        return asyncio.run(main())
-
-    def _run_beside_reloader(self, worker: Worker) -> WorkerStats:
-        """Drain before the reloader, in the main thread, ends this process."""
+        if threading.current_thread() is threading.main_thread():
+            return asyncio.run(self._run_until_signalled(worker, verbosity))
         done = threading.Event()
 
         def drain(**_: Any) -> None:
+            """Drain before the reloader, in the main thread, ends this process."""
             worker.shutdown()
             done.wait(_RELOAD_PATIENCE)
 
         autoreload.file_changed.connect(drain, weak=False)
         atexit.register(drain)
         try:
-            return asyncio.run(worker.run())
+            return asyncio.run(self._run_to_the_end(worker, verbosity))
         finally:
             done.set()
             atexit.unregister(drain)
+
+    async def _run_until_signalled(self, worker: Worker, verbosity: int) -> WorkerStats:
+        _stop_on_signals(worker)
+        return await self._run_to_the_end(worker, verbosity)
+
+    async def _run_to_the_end(self, worker: Worker, verbosity: int) -> WorkerStats:
+        try:
+            return await worker.run()
+        finally:
+            # Jobs that do not end would keep the loop, or the interpreter, from ending.
+            if worker.recycled or worker.abandoned:
+                if verbosity > 0:
+                    self.stdout.write(_summary(worker.stats))
+                _leave_now(EXIT_RECYCLED if worker.recycled else 0)
 
 
 def _stop_on_signals(worker: Worker) -> None:
@@ -239,6 +243,14 @@ def _leave_now(status: int) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)
+
+
+def _how_to_stop() -> str:
+    if threading.current_thread() is threading.main_thread():
+        return "Stop with Ctrl-C: running jobs end first; twice ends at once."
+    return (
+        "Code is reloaded when it changes. Stop with Ctrl-C: running jobs are cut off and return."
+    )
 
 
 def _job_list(alias: str) -> str:
