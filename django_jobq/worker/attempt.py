@@ -107,16 +107,12 @@ async def run_async(attempt: Attempt, *, owned: bool) -> Execution:
         await asyncio.wait({task}, timeout=GRACE)
         raise
     duration = time.perf_counter() - started
-    # A thread that is still busy with the job cannot be cleaned, nor used for another.
-    left = bool(done) and await _left_in_time(owned=owned)
-    return dataclasses.replace(describe_end(error, duration), stuck=not left)
-
-
-async def _left_in_time(*, owned: bool) -> bool:
-    """Clean up on the job's thread; return False if that thread is not free for it."""
-    leaving = asyncio.ensure_future(sync_to_async(_leave)(owned=owned))
-    done, _ = await asyncio.wait({leaving}, timeout=GRACE)
-    return bool(done)
+    if done:
+        leaving = asyncio.ensure_future(sync_to_async(_leave)(owned=owned))
+        # A job that timed out may have left its thread blocked for good.
+        patience = GRACE if isinstance(error, JobTimeout) else None
+        done, _ = await asyncio.wait({leaving}, timeout=patience)
+    return dataclasses.replace(describe_end(error, duration), stuck=not done)
 
 
 async def _catch(call: Callable[[], Any]) -> BaseException | None:

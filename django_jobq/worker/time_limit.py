@@ -7,7 +7,10 @@ only inside `call()`:
 1. the thread notes its id; from here the timer may fire;
 2. the function runs;
 3. the thread clears its id under the lock; from here the timer does nothing;
-4. an exception that was sent and has not arrived yet is taken back.
+4. an exception that was sent and has not arrived yet arrives, still inside `call()`.
+
+Taking an exception back (sending NULL) is no way out: it leaves CPython's flag for pending work set
+for good, which slows every thread down and never ends a traced one.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from django_jobq.control import JobTimeout
 
 R = TypeVar("R")
 
+# What was sent arrives when a loop goes back; once is enough.
+_STEPS = 3
+
 
 class TimeLimit:
     """Bound one call in one thread; ``start_timer`` arranges that `expire()` is called in time."""
@@ -33,9 +39,8 @@ class TimeLimit:
 
     def call(self, func: Callable[[], R]) -> R:
         """Return what ``func`` returns, or raise JobTimeout if it was interrupted."""
-        me = threading.get_ident()
         try:
-            self._thread = me
+            self._thread = threading.get_ident()
             self._start_timer(self.expire)
             return func()
         finally:
@@ -43,7 +48,8 @@ class TimeLimit:
             with contextlib.suppress(JobTimeout):
                 self._disarm()
             self._disarm()
-            _raise_in(me, None)
+            for _ in range(_STEPS):
+                pass
 
     def expire(self) -> None:
         """Interrupt the call, if it still runs; called from another thread."""
@@ -57,7 +63,6 @@ class TimeLimit:
             self._thread = None
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Set the pending exception of a thread; None takes back one that has not arrived."""
-    target = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), target)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Set the exception that a thread raises at its next step of Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

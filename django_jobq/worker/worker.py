@@ -110,6 +110,9 @@ class Worker:
             tasks.append(asyncio.create_task(self._watch_for_idleness(buffer)))
         try:
             await self._wait_for_stop(tasks)
+        except BaseException:
+            self._begin_stop(with_deadline=True)
+            raise
         finally:
             await self._stop(tasks, list(consumers.values()), buffer)
         if self._stopped_consumer is not None:
