@@ -249,19 +249,6 @@ def test_call_does_not_end_while_its_timer_is_firing(monkeypatch: pytest.MonkeyP
     assert run_in_thread(call) in (["interrupted"], ["ended"])
 
 
-def test_last_thing_a_call_does_is_to_take_back_what_was_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sent: list[tuple[int, type[BaseException] | None]] = []
-    monkeypatch.setattr(time_limit, "_raise_in", lambda *call: sent.append(call))
-    limit = TimeLimit(never)
-
-    limit.call(limit.expire)
-
-    me = threading.get_ident()
-    assert sent == [(me, JobTimeout), (me, None)]
-
-
 @pytest.mark.slow
 @pytest.mark.contract(57, 61)
 @pytest.mark.usefixtures("_hasty_threads")
