@@ -57,20 +57,20 @@ def dump(value: object, name: str) -> JSON:
 
 def load(tree: JSON) -> Any:
     """Return a fresh value from a JSON tree, or raise EnvelopeError for a tag it does not know."""
-    try:
-        return _load(tree)
-    except RecursionError:
-        raise EnvelopeError("malformed envelope: an argument is nested too deep") from None
+    return _load(tree, 0)
 
 
-def _load(tree: JSON) -> Any:
-    if isinstance(tree, list):
-        return [_load(item) for item in tree]
-    if not isinstance(tree, dict):
+def _load(tree: JSON, depth: int) -> Any:
+    if not isinstance(tree, list | dict):
         return tree
+    # A dict with the tag's key takes two levels of a tree.
+    if depth > 2 * MAX_DEPTH:
+        raise EnvelopeError("malformed envelope: an argument is nested too deep")
+    if isinstance(tree, list):
+        return [_load(item, depth + 1) for item in tree]
     if _TAG in tree:
-        return _load_tagged(tree)
-    return {key: _load(item) for key, item in tree.items()}
+        return _load_tagged(tree, depth)
+    return {key: _load(item, depth + 1) for key, item in tree.items()}
 
 
 def _dump(value: Any, depth: int) -> JSON:
@@ -234,16 +234,19 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "timedelta": lambda parts: dt.timedelta(parts[0], parts[1], parts[2]),
     "decimal": Decimal,
     "uuid": uuid.UUID,
-    "dict": lambda tree: {key: _load(item) for key, item in tree.items()},
+    "dict": lambda tree: {**tree},
 }
 
 
-def _load_tagged(tree: dict[str, JSON]) -> Any:
+def _load_tagged(tree: dict[str, JSON], depth: int) -> Any:
     tag = tree[_TAG]
     reader = _READERS.get(tag) if isinstance(tag, str) else None
     if reader is None or "v" not in tree:
         raise EnvelopeError(f"malformed envelope: an argument has the unknown tag {tag!r}")
     try:
-        return reader(tree["v"])
+        value = reader(tree["v"])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise EnvelopeError(f"malformed envelope: {tree['v']!r} is no {tag}") from error
+    if tag == "dict":
+        return {key: _load(item, depth + 2) for key, item in value.items()}
+    return value

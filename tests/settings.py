@@ -1,3 +1,5 @@
+import django
+
 SECRET_KEY = "tests"
 DEBUG = False
 USE_TZ = True
@@ -14,3 +16,5 @@ DATABASES = {
 }
 ROOT_URLCONF = "tests.app.urls"
 JOBQ = {"default": {"BACKEND": "django_jobq.backends.memory.MemoryBackend"}}
+if django.VERSION >= (6, 1):
+    MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}

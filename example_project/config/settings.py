@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import django
+
 from django_jobq.environ import Env
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -51,8 +53,11 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-EMAIL_BACKEND = "shop.mail.FlakyEmailBackend"
-EMAIL_FILE_PATH = VAR / "mail"
+MAIL_FOLDER = VAR / "mail"
+if django.VERSION >= (6, 1):
+    MAILERS = {"default": {"BACKEND": "shop.mail.FlakyEmailBackend"}}
+else:
+    EMAIL_BACKEND = "shop.mail.FlakyEmailBackend"
 DEFAULT_FROM_EMAIL = "The Small Shop <orders@shop.example>"
 
 SUPPLIER_URL = env.str("SUPPLIER_URL", default="http://127.0.0.1:8100")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from smtplib import SMTPServerDisconnected
+from typing import Any
 
+from django.conf import settings
 from django.core.mail import EmailMessage
 from django.core.mail.backends.filebased import EmailBackend
 
@@ -19,7 +21,10 @@ EVERY = 3
 
 
 class FlakyEmailBackend(EmailBackend):
-    """Write each message to a file in EMAIL_FILE_PATH, unless its connection drops."""
+    """Write each message to a file in MAIL_FOLDER, unless its connection drops."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "file_path": settings.MAIL_FOLDER})
 
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
         """Send the messages, or lose the connection before the first byte of them."""

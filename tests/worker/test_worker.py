@@ -107,18 +107,25 @@ class Meter:
     """Measure how many calls overlap."""
 
     def __init__(self) -> None:
-        self.now = self.most = self.calls = 0
+        self.most = self.calls = 0
+        self._inside: set[object] = set()
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         with self._lock:
-            self.now += 1
+            self._inside.add(self._who())
             self.calls += 1
-            self.most = max(self.most, self.now)
+            self.most = max(self.most, len(self._inside))
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.now -= 1
+        # A timeout may strike in here; who it was is then inside until the next call ends.
+        self._inside.discard(self._who())
+
+    def _who(self) -> object:
+        try:
+            return asyncio.current_task()
+        except RuntimeError:
+            return threading.get_ident()
 
 
 class Watched(MemoryBackend):

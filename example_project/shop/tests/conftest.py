@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import django
 import pytest
 
 from django_jobq.conf import from_url
@@ -36,8 +37,12 @@ def supplier(settings: Settings) -> Iterator[Supplier]:
 @pytest.fixture
 def mail_folder(settings: Settings, tmp_path: Path) -> Path:
     """Send mail as the shop does, flaky line and all, into a folder of the test."""
-    settings.EMAIL_BACKEND = "shop.mail.FlakyEmailBackend"
-    settings.EMAIL_FILE_PATH = tmp_path
+    backend = "shop.mail.FlakyEmailBackend"
+    if django.VERSION >= (6, 1):
+        settings.MAILERS = {"default": {"BACKEND": backend}}
+    else:
+        settings.EMAIL_BACKEND = backend
+    settings.MAIL_FOLDER = tmp_path
     return tmp_path
 
 

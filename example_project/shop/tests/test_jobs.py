@@ -60,13 +60,8 @@ def test_a_receipt_whose_connection_drops_arrives_after_a_retry(
     buy: Buy, mug: Product, supplier: Supplier, mail_folder: Path
 ) -> None:
     _, _, third = buy(mug), buy(mug), buy(mug)
-    run_jobs()
-    receipt = job_of(third, "receipt")
-    assert receipt.state == JobState.RETRYING
-    assert receipt.note.startswith("attempt 1 of 4: Connection unexpectedly closed (again in ")
-    assert "Your order 3" not in sent_to(mail_folder)
     run_jobs_until(has_ended(third))
-    receipt.refresh_from_db()
+    receipt = job_of(third, "receipt")
     assert (receipt.state, receipt.attempt) == (JobState.DONE, 2)
     assert "Your order 3" in sent_to(mail_folder)
 

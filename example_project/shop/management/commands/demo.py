@@ -120,7 +120,7 @@ class Command(BaseCommand):
             in_time = ledger.wait_until_ended(verdict.EXPECTED_JOBS, DEADLINE)
         entries = ledger.entries()
         self._print_account(verdict.table(entries))
-        wrong = verdict.complaints(entries, Path(settings.EMAIL_FILE_PATH))
+        wrong = verdict.complaints(entries, Path(settings.MAIL_FOLDER))
         if not in_time:
             wrong.insert(0, f"Not every job ended within {DEADLINE:.0f} s.")
         if wrong:
