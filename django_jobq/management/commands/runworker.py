@@ -234,6 +234,12 @@ def _stop_on_signals(worker: Worker) -> None:
             loop.add_signal_handler(number, stop)
         except NotImplementedError:  # loops without signal support, as on Windows
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop))
+            _keep_awake(loop)
+
+
+def _keep_awake(loop: asyncio.AbstractEventLoop) -> None:
+    """Let an idle loop look up now and then: a signal just before it sleeps does not wake it."""
+    loop.call_later(0.5, _keep_awake, loop)
 
 
 def _leave_now(status: int) -> None:
