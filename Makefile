@@ -23,13 +23,13 @@ endif
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types docs packaging matrix lane format clean
+.PHONY: help demo test test-fast bench lint types docs packaging matrix lane format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 	  while IFS='|' read -r target text; do printf '  %-15s %s\n' "$${target#  }" "$$text"; done
 
-demo: $(VENV)/.stamp-project ## Run the example project (ONCE=1 stops by itself, JOBQ_URL=... picks the backend)
+demo: $(VENV)/$(if $(filter amqp%,$(JOBQ_URL)),.stamp-rabbitmq,.stamp-project) ## Run the example project (ONCE=1 stops by itself, JOBQ_URL=... picks the backend)
 	@$(BIN)/python example_project/manage.py demo $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
 
 test: $(VENV)/.stamp-test ## Run the tests and the contract map (ARGS="-k name": only these tests)
@@ -40,6 +40,12 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-fast: $(VENV)/.stamp-test ## Run the tests that need no broker
+	$(BIN)/python -m pytest --ignore=tests/backends/rabbitmq --ignore=tests/backends/test_rabbitmq.py $(ARGS)
+
+bench: $(VENV)/.stamp-bench ## Measure against Celery and Dramatiq on the broker at AMQP_URL (ARGS="--rounds 5")
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/.stamp-lint ## Check style, format and the import layers
 	$(BIN)/ruff check .
@@ -94,6 +100,10 @@ $(VENV)/.stamp-base:
 $(VENV)/.stamp-project: pyproject.toml $(VENV)/.stamp-base
 	@echo "Installing django-jobq into $(VENV) …"
 	@$(PIP_INSTALL) -e '.[environ]' $(DJANGO_REQUIREMENT)
+	@touch $@
+
+$(VENV)/.stamp-rabbitmq: $(VENV)/.stamp-project
+	@$(PIP_INSTALL) -e '.[environ,rabbitmq]' $(DJANGO_REQUIREMENT)
 	@touch $@
 
 $(VENV)/.stamp-%: $(VENV)/.stamp-project

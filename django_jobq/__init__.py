@@ -1,4 +1,4 @@
-"""Background jobs for Django: on RabbitMQ, in memory, and looked after in the admin."""
+"""Background jobs for Django: on RabbitMQ, or in memory."""
 
 from django_jobq.context import JobContext, current_job
 from django_jobq.control import Defer, Fatal, JobControl, JobTimeout, Retry

@@ -18,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_jobq.exceptions import JobqError
 from django_jobq.queues import QueueConfig, parse_queues, suggest
 
+RABBITMQ_BACKEND = "django_jobq.backends.rabbitmq.RabbitMQBackend"
 MEMORY_BACKEND = "django_jobq.backends.memory.MemoryBackend"
 DEFAULT_ALIAS = "default"
 
@@ -26,8 +27,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "JOBQ_AUTODISCOVER": "jobs",
     "JOBQ_ON_DEAD_LETTER": None,
 }
-_SCHEMES = {"memory": MEMORY_BACKEND}
-_ALIAS_KEYS = ("BACKEND", "DATABASE", "OPTIONS", "QUEUES", "URL")
+_SCHEMES = {"memory": MEMORY_BACKEND, "amqp": RABBITMQ_BACKEND, "amqps": RABBITMQ_BACKEND}
+_ALIAS_KEYS = ("BACKEND", "DATABASE", "DECLARE", "HOLDS", "OPTIONS", "QUEUES", "URL")
+_CHOICES = {"DECLARE": ("auto", "check", "never"), "HOLDS": ("broker",)}
 
 T = TypeVar("T")
 
@@ -41,6 +43,7 @@ class AliasSettings:
     url: str | None = dataclasses.field(default=None, repr=False)
     queues: Mapping[str, QueueConfig] | None = None
     database: str = "default"
+    declare: str = "auto"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -86,6 +89,8 @@ def from_url(url: str) -> dict[str, Any]:
             f"the job queue URL has the scheme {parts.scheme!r}{suggest(parts.scheme, _SCHEMES)}"
         )
     entry: dict[str, Any] = {"BACKEND": backend}
+    if backend == RABBITMQ_BACKEND:
+        entry["URL"] = url.partition("?")[0]
     if parts.query:
         entry["OPTIONS"] = {key: _read_query_value(value) for key, value in query}
     return entry
@@ -137,6 +142,11 @@ def _load_alias(alias: str, entry: object) -> AliasSettings:
     for key, kind in (("BACKEND", str), ("DATABASE", str), ("OPTIONS", Mapping), ("URL", str)):
         if key in entry and not isinstance(entry[key], kind):
             raise ImproperlyConfigured(f"{path}[{key!r}] is no {kind.__name__.lower()}")
+    for key, choices in _CHOICES.items():
+        if entry.get(key, choices[0]) not in choices:
+            raise ImproperlyConfigured(
+                f"{path}[{key!r}]: {entry[key]!r} is none of {', '.join(choices)}"
+            )
     try:
         queues = (
             None if "QUEUES" not in entry else parse_queues(entry["QUEUES"], f"{path}['QUEUES']")
@@ -149,6 +159,7 @@ def _load_alias(alias: str, entry: object) -> AliasSettings:
         url=entry.get("URL"),
         queues=queues,
         database=entry.get("DATABASE", "default"),
+        declare=entry.get("DECLARE", "auto"),
         options=entry.get("OPTIONS", {}),
     )
 

@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from weakref import WeakKeyDictionary, WeakSet
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
@@ -144,6 +145,11 @@ async def aenqueue(publications: Sequence[Publication]) -> list[EnqueuedJob]:
 
 def _begin(publications: Sequence[Publication]) -> list[_Checked]:
     """Check everything, then submit what waits for no commit and register hooks for the rest."""
+    if not _observers:
+        raise ImproperlyConfigured(
+            "django_jobq is not in INSTALLED_APPS, so no worker would know this job: add"
+            " 'django_jobq' to INSTALLED_APPS"
+        )
     checked = [_check(publication) for publication in publications]
     for backend in {item.backend.alias: item.backend for item in checked}.values():
         for observer in _observers:

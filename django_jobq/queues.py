@@ -20,7 +20,8 @@ class QueueConfig:
     """Configure one queue.
 
     ``prefetch`` None means twice the worker's concurrency and 0 no limit; ``max_priority`` is the
-    level of what returns from a deferral, 0 means no levels; ``message_ttl`` is seconds.
+    level of what returns from a deferral, 0 means no levels; ``message_ttl`` is seconds; raise
+    ``revision`` to give the queue other arguments on a broker.
     """
 
     name: str
@@ -29,6 +30,7 @@ class QueueConfig:
     retry: RetryPolicy | None = None
     durable: bool = True
     message_ttl: float | None = None
+    revision: int = 1
 
     def level(self, priority: int, *, front: bool = False) -> int:
         """Return the level at which a job of this priority waits."""
@@ -105,6 +107,13 @@ def _parse_max_priority(value: object, path: str) -> int:
     return level
 
 
+def _parse_revision(value: object, path: str) -> int:
+    revision = _whole_number(value, path)
+    if revision < 1:
+        raise InvalidJob(f"{path}: {revision} is no whole number from 1")
+    return revision
+
+
 def _parse_retry(value: Any, path: str) -> RetryPolicy | None:
     try:
         return None if value is None else RetryPolicy.parse(value)
@@ -137,4 +146,5 @@ _PARSERS: Mapping[str, Any] = {
     "retry": _parse_retry,
     "durable": _parse_bool,
     "message_ttl": _parse_ttl,
+    "revision": _parse_revision,
 }

@@ -1,7 +1,8 @@
-"""What happens to jobs, as Django signals; the sender is always the registered Job.
+"""What happens to jobs, as Django signals.
 
-Durations are float seconds. Receivers run robustly: what one raises is logged and changes nothing.
-Receivers of the worker's signals run where the job ran, after its outcome is stored.
+The sender is the registered Job, or None if there is none. Durations are float seconds. Receivers
+run robustly: what one raises is logged and changes nothing. Receivers of the worker's signals run
+where the job ran, all but those of job_started after its outcome is stored.
 
 =====================  =======================================================================
 signal                 keyword arguments

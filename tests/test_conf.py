@@ -106,7 +106,8 @@ def test_settings_are_read_anew_each_time() -> None:
         ),
         (
             {"default": {"BACKEND": MEMORY_BACKEND, "x": 1}},
-            "JOBQ['default']: unknown key 'x'; known: BACKEND, DATABASE, OPTIONS, QUEUES, URL",
+            "JOBQ['default']: unknown key 'x'; known: BACKEND, DATABASE, DECLARE, HOLDS, OPTIONS,"
+            " QUEUES, URL",
         ),
         ({"default": {"BACKEND": object}}, "JOBQ['default']['BACKEND'] is no str"),
         ({"default": {**MEMORY, "URL": 5}}, "JOBQ['default']['URL'] is no str"),
@@ -170,10 +171,13 @@ def test_the_entry_of_a_url_is_read() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("", "the job queue URL has the scheme ''; known: memory"),
-        ("memory", "the job queue URL has the scheme ''; known: memory"),
+        ("", "the job queue URL has the scheme ''; known: amqp, amqps, memory"),
+        ("memory", "the job queue URL has the scheme ''; known: amqp, amqps, memory"),
         ("memroy://", "the job queue URL has the scheme 'memroy'; did you mean 'memory'?"),
-        ("x://user:secret@host/a", "the job queue URL has the scheme 'x'; known: memory"),
+        (
+            "x://user:secret@host/a",
+            "the job queue URL has the scheme 'x'; known: amqp, amqps, memory",
+        ),
     ],
 )
 def test_a_url_of_an_unknown_scheme_is_refused_without_showing_it(url: str, message: str) -> None:

@@ -36,7 +36,7 @@ def test_a_wrong_url_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("JOBQ_URL", "x://user:secret@host")
     with pytest.raises(ImproperlyConfigured) as caught:
         Env().jobq_url()
-    assert str(caught.value) == "the job queue URL has the scheme 'x'; known: memory"
+    assert str(caught.value) == "the job queue URL has the scheme 'x'; known: amqp, amqps, memory"
 
 
 def test_it_still_reads_what_django_environ_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1301,3 +1301,10 @@ def test_a_backend_that_was_replaced_before_the_commit_is_not_used(told: Told, c
     assert told.enqueued == []
     assert [(text, type(error)) for text, error in told.failed] == [("hello", ShutDown)]
     assert "backend 'default' (memory) is closed" in caplog.text
+
+
+def test_an_app_that_is_not_installed_takes_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it in INSTALLED_APPS nothing would run them, so that is said at the first call."""
+    monkeypatch.setattr(producer, "_observers", [])
+    with pytest.raises(ImproperlyConfigured, match="add 'django_jobq' to INSTALLED_APPS"):
+        note.enqueue("hello")

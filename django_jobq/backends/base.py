@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import ClassVar, Literal, Self
 
@@ -74,6 +74,14 @@ class BackendOptions:
     unknown_job_grace: float = conf.option(300.0, durations.parse_setting)
 
 
+class DeliveryLimitReached(Exception):
+    """Report a job that was started ``starts`` times and came to nothing."""
+
+    def __init__(self, starts: int) -> None:
+        self.starts = starts
+        super().__init__(f"started {starts} times without any outcome; it may kill its worker")
+
+
 class Delivery(abc.ABC):
     """Hold one received body until it is settled, once.
 
@@ -92,6 +100,24 @@ class Delivery(abc.ABC):
         if self._envelope is None:
             self._envelope = Envelope.decode(self.body)
         return self._envelope
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the backend has taken the delivery back: it can no longer be settled."""
+        return False
+
+    @property
+    def starts(self) -> int:
+        """Return how often the job was started without any outcome, where that is counted."""
+        return 0
+
+    async def begin(self) -> bool:
+        """Note that the job is about to start; return False if it must not start from here.
+
+        That is so when it is no longer this consumer's, or was put back to be counted. Raise
+        DeliveryLimitReached for a job that was started too often.
+        """
+        return True
 
     async def ack(self) -> None:
         """Remove the job: it is done."""
@@ -183,6 +209,8 @@ class Backend(abc.ABC):
 
     driver: ClassVar[str]
     options_class: ClassVar[type[BackendOptions]] = BackendOptions
+    settle_patience: ClassVar[float] = 0.0
+    """How long a worker repeats a settle that fails before it hands the job back; seconds."""
     shared: ClassVar[bool] = True
     """Whether other processes see the jobs that this one publishes."""
 
@@ -243,6 +271,3 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """End consumers and refuse what comes after; harmless when repeated."""
-
-
-BackendFactory = Callable[[AliasSettings], Backend]

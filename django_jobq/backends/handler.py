@@ -59,8 +59,11 @@ def build(settings: AliasSettings) -> Backend:
     try:
         kind = import_string(settings.backend)
     except ImportError as error:
+        remedy = ""
+        if settings.backend == conf.RABBITMQ_BACKEND:
+            remedy = '; run pip install "django-jobq[rabbitmq]"'
         raise ImproperlyConfigured(
-            f"{path}: cannot import {settings.backend!r}: {error}"
+            f"{path}: cannot import {settings.backend!r}: {error}{remedy}"
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, Backend)):
         raise ImproperlyConfigured(f"{path}: {settings.backend!r} is no Backend class")

@@ -60,6 +60,8 @@ class EmbeddedWorkers:
     def finish(self) -> None:
         """Let what is due end, within a few seconds, and say what is lost."""
         deadline = time.monotonic() + EXIT_TIMEOUT
+        if self._is_busy():
+            logger.info("Memory backend: waiting up to %.0f s for the jobs that run", EXIT_TIMEOUT)
         while self._is_busy() and time.monotonic() < deadline:
             time.sleep(0.02)
         for worker, _ in self._running:

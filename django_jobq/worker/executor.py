@@ -61,7 +61,9 @@ class LaneExecutor(Executor):
             return await self._tasks.run(partial(run_async, attempt, owned=True))
         timer = _Timer(attempt.timeout)
         call = self._threads.submit(partial(run_sync, attempt, timer.limit, owned=True))
-        wait = None if attempt.timeout is None else attempt.timeout + GRACE
+        if attempt.timeout is None:
+            return await call.future
+        wait = attempt.timeout + GRACE
         try:
             done, _ = await asyncio.wait({call.future}, timeout=wait)
         finally:
@@ -69,7 +71,7 @@ class LaneExecutor(Executor):
         if done:
             return call.future.result()
         self._threads.replace(call)
-        return dataclasses.replace(describe_end(attempt.timed_out(), wait or 0), stuck=True)
+        return dataclasses.replace(describe_end(attempt.timed_out(), wait), stuck=True)
 
     async def call(self, func: Callable[[], None]) -> None:
         """Call on a thread lane."""

@@ -1,8 +1,8 @@
 """Where jobs run: a fixed number of threads for sync code, and of tasks for async code.
 
-Threads are our own daemons rather than an executor's: a thread that never returns must neither keep
-the interpreter from exiting nor take the place of the next one. An async lane lives inside a
-ThreadSensitiveContext, so that the async ORM of each lane has a thread and connections of its own.
+Threads are daemons of the worker's own rather than an executor's: a thread that never returns must
+neither keep the interpreter from exiting nor take the place of the next one. An async lane lives
+inside a ThreadSensitiveContext, so that its async ORM has a thread and connections of its own.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Deferred:
 class DeadLettered:
     """The job is given up."""
 
-    cause: Literal["fatal", "exhausted", "decode", "no_handler"]
+    cause: Literal["fatal", "exhausted", "decode", "no_handler", "delivery_limit"]
     reason: str
 
 

@@ -21,11 +21,11 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.utils.module_loading import import_string
 
 from django_jobq import conf, signals
-from django_jobq.backends.base import Backend, Delivery
+from django_jobq.backends.base import Backend, Delivery, DeliveryLimitReached
 from django_jobq.context import JobContext
 from django_jobq.durations import format_seconds
 from django_jobq.envelope import Envelope
-from django_jobq.exceptions import EnvelopeError, InvalidJob
+from django_jobq.exceptions import BackendError, EnvelopeError, InvalidJob
 from django_jobq.jobs import Job
 from django_jobq.registry import registry
 from django_jobq.retry import RetryPolicy
@@ -51,7 +51,8 @@ logger = logging.getLogger("django_jobq.worker")
 NO_RETRIES = RetryPolicy.none()
 _UNKNOWN_STEP = 30.0
 # A settle that fails at once would otherwise bring the job back in a tight loop.
-_PAUSE_AFTER_FAILED_SETTLE = 1.0
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 10.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -89,13 +90,19 @@ class JobRunner:
         self.stats = WorkerStats()
         self._backend = backend
         self._executor = executor
+        self.stopping = False
 
     async def process(self, delivery: Delivery) -> Result | None:
         """Run and settle a delivery; return the result of a stuck job, which is not settled yet."""
         try:
             prepared = self._prepare(delivery)
+            if not isinstance(prepared, Result) and not await delivery.begin():
+                return None
         except EnvelopeError as error:
             prepared = _undecodable(delivery, error)
+        except DeliveryLimitReached as error:
+            outcome = DeadLettered("delivery_limit", str(error))
+            prepared = Result(delivery=delivery, outcome=outcome, envelope=delivery.envelope)
         result = prepared if isinstance(prepared, Result) else await self._run(delivery, *prepared)
         if result.execution is not None and result.execution.stuck:
             return result
@@ -103,29 +110,52 @@ class JobRunner:
         return None
 
     async def settle(self, result: Result) -> None:
-        """Settle a delivery and tell what became of it; failing is logged, never raised."""
-        delivery = result.delivery
-        try:
-            if isinstance(result.outcome, DeadLettered):
-                await self._call_hook(result, result.outcome)
-            await self._settle(result)
-        except Exception:
-            self.stats.settle_failures += 1
-            logger.exception(
-                "Settling a job of queue %s as %s failed; it will be delivered again",
-                delivery.queue,
-                type(result.outcome).__name__,
-                extra=result.log_fields,
-            )
-            await asyncio.sleep(_PAUSE_AFTER_FAILED_SETTLE)
-            await self.hand_back(delivery, counted=False)
-            return
+        """Settle a delivery and tell what became of it; failing is logged, never raised.
+
+        While the backend may recover, settling is repeated, and the job does not run again.
+        """
+        if isinstance(result.outcome, DeadLettered):
+            await self._call_hook(result, result.outcome)
+        give_up = time.monotonic() + self._backend.settle_patience
+        pause = _FIRST_PAUSE
+        while not await self._try_to_settle(result):
+            if result.delivery.is_lost:
+                return
+            await asyncio.sleep(pause)
+            if self.stopping or time.monotonic() >= give_up:
+                await self.hand_back(result.delivery, counted=False)
+                return
+            pause = min(2 * pause, _LONGEST_PAUSE)
         self.stats.count(result.outcome)
         events.log(result)
         await self._tell(result)
 
+    async def _try_to_settle(self, result: Result) -> bool:
+        try:
+            await self._settle(result)
+        except Exception as error:
+            self.stats.settle_failures += 1
+            logger.error(  # noqa: TRY400 - the traceback of an outage tells nothing
+                "Settling a job of queue %s as %s failed: %s",
+                result.delivery.queue,
+                type(result.outcome).__name__,
+                error,
+                exc_info=None if isinstance(error, BackendError) else error,
+                extra=result.log_fields,
+            )
+            return False
+        return True
+
+    async def hold(self, delivery: Delivery, delay: float) -> None:
+        """Let a job that cannot start now come back later, uncounted."""
+        try:
+            await delivery.retry(delivery.envelope, delay)
+        except Exception as error:  # noqa: BLE001 - it stays with the backend
+            logger.warning("A job of queue %s was not put aside: %s", delivery.queue, error)
+            await self.hand_back(delivery, counted=False)
+
     async def hand_back(self, delivery: Delivery, *, counted: bool = True) -> None:
-        """Release a delivery; if that fails too, the backend takes it back when we are gone."""
+        """Release a delivery; if that fails too, the backend takes it back with the worker."""
         try:
             await delivery.release()
         except Exception as error:  # noqa: BLE001 - the backend's own redelivery is left

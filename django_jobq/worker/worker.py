@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterable
 
 from django_jobq.backends.base import Backend, Consumer, Delivery
-from django_jobq.exceptions import ConsumerStopped, InvalidJob
+from django_jobq.exceptions import BackendUnavailable, ConsumerStopped, InvalidJob
 from django_jobq.registry import place_of, registry
 from django_jobq.worker.buffer import RoundRobinBuffer
 from django_jobq.worker.events import Result
@@ -28,6 +28,10 @@ logger = logging.getLogger("django_jobq.worker")
 DEFAULT_CONCURRENCY = 10
 DEFAULT_SHUTDOWN_TIMEOUT = 25.0
 _IDLE_LOOK = 0.02
+_FIRST_CONNECT_PAUSE = 1.0
+_LONGEST_CONNECT_PAUSE = 15.0
+# How long a job that was started twice without an outcome waits to have the worker to itself.
+_ISOLATION_PATIENCE = 60.0
 _PAUSE_AFTER_FAULT = 1.0
 
 
@@ -94,7 +98,9 @@ class Worker:
         _refuse_conflicts()
         if self._stop_requested:
             return self.stats
-        self.backend.declare(self.configs)
+        await self._declare()
+        if self._stop_requested:
+            return self.stats
         self._executor.start()
         buffer = RoundRobinBuffer(config.name for config in self.configs)
         consumers = {
@@ -122,6 +128,19 @@ class Worker:
     def _prefetch(self, configured: int | None) -> int:
         return 2 * self.concurrency if configured is None else configured
 
+    async def _declare(self) -> None:
+        """Make sure of the queues; wait for a backend that is not there yet."""
+        pause = _FIRST_CONNECT_PAUSE
+        while not self._stop_requested:
+            try:
+                await asyncio.to_thread(self.backend.declare, self.configs)
+            except BackendUnavailable as error:
+                logger.warning("Cannot start yet, next try in %.0f s: %s", pause, error)
+                await self._wait_for_change(pause)
+                pause = min(2 * pause, _LONGEST_CONNECT_PAUSE)
+            else:
+                return
+
     # Working
 
     async def _pull(self, queue: str, consumer: Consumer, buffer: RoundRobinBuffer) -> None:
@@ -147,9 +166,26 @@ class Worker:
                 buffer.put(delivery.queue, delivery)
                 return
             started += 1
-            task = asyncio.create_task(self._process(delivery, slots))
-            self._running[task] = delivery
+            if delivery.starts < 2:
+                self._start(delivery, slots)
+            elif await self._wait_for_others():
+                await asyncio.wait({self._start(delivery, slots)})
+            else:
+                slots.release()
+                await self._runner.hold(delivery, _ISOLATION_PATIENCE)
         self._begin_stop(with_deadline=False)
+
+    def _start(self, delivery: Delivery, slots: asyncio.Semaphore) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._process(delivery, slots))
+        self._running[task] = delivery
+        return task
+
+    async def _wait_for_others(self) -> bool:
+        """Wait until nothing runs, so that a job which may kill the worker kills nobody else."""
+        if not self._running:
+            return True
+        _, left = await asyncio.wait(list(self._running), timeout=_ISOLATION_PATIENCE)
+        return not left
 
     async def _process(self, delivery: Delivery, slots: asyncio.Semaphore) -> None:
         task = asyncio.current_task()
@@ -160,7 +196,7 @@ class Worker:
                 await self._handle_stuck(stuck)
         except Exception:
             logger.exception("Processing a job of queue %s failed; handed back", delivery.queue)
-            # Or a fault of ours would run the job again and again in a tight loop.
+            # Or a fault of the library would run the job again and again in a tight loop.
             await asyncio.sleep(_PAUSE_AFTER_FAULT)
             await self._runner.hand_back(delivery)
         finally:
@@ -197,7 +233,7 @@ class Worker:
 
     def _begin_stop(self, with_deadline: bool) -> None:
         assert self._loop is not None
-        self._stop_requested = True
+        self._stop_requested = self._runner.stopping = True
         if with_deadline and self._deadline is None:
             self._deadline = self._loop.time() + self._shutdown_timeout
         self._notice_change()
@@ -206,10 +242,12 @@ class Worker:
         if self._changed is not None:
             self._changed.set()
 
-    async def _wait_for_change(self) -> None:
+    async def _wait_for_change(self, longest: float | None = None) -> None:
         assert self._loop is not None
         assert self._changed is not None
-        left = None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+        left = longest
+        if self._deadline is not None:
+            left = max(0.0, self._deadline - self._loop.time())
         try:
             await asyncio.wait_for(self._changed.wait(), left)
         except TimeoutError:

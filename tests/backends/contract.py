@@ -217,7 +217,8 @@ class BackendContract(ABC):
         backend = self.open("a")
         consumer = backend.consume("a", 1)
         await self.publish(backend, make_envelope(), delay)
-        await self.pass_time(delay * 0.9)
+        # On a real clock the look itself takes its time.
+        await self.pass_time(max(0.0, delay * 0.9 - (self.silence if self.granularity else 0)))
         await self.expect_nothing(consumer)
         await self.pass_time(delay * 0.1 + self.granularity + 0.001)
         await self.take(consumer)
@@ -275,7 +276,9 @@ class BackendContract(ABC):
     async def test_a_retry_returns_at_its_own_priority(self) -> None:
         backend = self.open("a")
         await self.defer(backend, make_envelope(priority=2))
-        delivery = await self.take(backend.consume("a", 1))
+        consumer = backend.consume("a", 1)
+        delivery = await self.take(consumer)
+        await consumer.stop()
         await delivery.retry(delivery.envelope.next_attempt(), 0)
         higher = await self.publish(backend, make_envelope(priority=3))
         got = await self.take_many(backend.consume("a", 0), 2)

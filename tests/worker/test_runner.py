@@ -139,7 +139,7 @@ def failing(clock: ManualClock) -> Failing:
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand a job whose settling failed back at once."""
-    monkeypatch.setattr(runner_module, "_PAUSE_AFTER_FAILED_SETTLE", 0.0)
+    monkeypatch.setattr(runner_module, "_FIRST_PAUSE", 0.0)
 
 
 @pytest.fixture
@@ -743,7 +743,7 @@ async def test_failed_settle_does_not_bring_the_job_back_in_a_tight_loop(
     @job(name="tests.returns")
     def returns() -> None: ...
 
-    monkeypatch.setattr(runner_module, "_PAUSE_AFTER_FAILED_SETTLE", 0.2)
+    monkeypatch.setattr(runner_module, "_FIRST_PAUSE", 0.2)
     failing.publish(envelope_of("tests.returns"))
     failing.error = BackendUnavailable("gone")
     started = time.perf_counter()

@@ -960,7 +960,7 @@ async def test_settle_that_fails_does_not_stop_the_worker(
     def runs_again(number: int) -> None:
         runs[number] += 1
 
-    monkeypatch.setattr(runner_module, "_PAUSE_AFTER_FAILED_SETTLE", 0.01)
+    monkeypatch.setattr(runner_module, "_FIRST_PAUSE", 0.01)
     watched.failures = 2
     publish(watched, "tests.runs", 4)
     worker = Worker(watched, concurrency=1, burst=True)

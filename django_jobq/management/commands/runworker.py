@@ -251,14 +251,6 @@ def _leave_now(status: int) -> None:
     os._exit(status)
 
 
-def _how_to_stop() -> str:
-    if threading.current_thread() is threading.main_thread():
-        return "Stop with Ctrl-C: running jobs end first; twice ends at once."
-    return (
-        "Code is reloaded when it changes. Stop with Ctrl-C: running jobs are cut off and return."
-    )
-
-
 def _job_list(alias: str) -> str:
     names = sorted(job.name for job in registry if job.backend == alias)
     if not names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -27,6 +28,8 @@ from django.core.servers.basehttp import run
 from django.db import connections
 from django.test import override_settings
 
+from django_jobq.backends.handler import backends
+from django_jobq.worker.worker import Worker
 from shop.demo import scenario, verdict
 from shop.demo.ledger import Ledger
 from shop.demo.narrator import Narrator
@@ -102,7 +105,8 @@ class Command(BaseCommand):
         """Run this command again, in a process whose database and mail are in a new folder."""
         command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "demo"]
         with tempfile.TemporaryDirectory(prefix="shop-") as folder:
-            fresh = {"SHOP_VAR": folder, "JOBQ_URL": "memory://", "DEBUG": "true"}
+            queue = os.environ.get("JOBQ_URL") or "memory://"
+            fresh = {"SHOP_VAR": folder, "JOBQ_URL": queue, "DEBUG": "true"}
             ended = subprocess.run(
                 [*command, "--in-fresh-folder"], env={**os.environ, **fresh}, check=False
             )
@@ -149,7 +153,26 @@ class Command(BaseCommand):
             supplier = stack.enter_context(Supplier())
             stack.enter_context(override_settings(SUPPLIER_URL=supplier.url))
             stack.enter_context(Narrator(self._tell, self.style).talking())
+            if backends["default"].shared:
+                stack.enter_context(_worker())
             yield
+
+
+@contextmanager
+def _worker() -> Iterator[None]:
+    """Run a worker in this process, where the demo hears its signals, on empty queues."""
+    backend = backends["default"]
+    backend.declare(backend.queues.values())
+    for queue in backend.queues:
+        backend.clear(queue)
+    worker = Worker(backend, in_process=True)
+    thread = threading.Thread(target=lambda: asyncio.run(worker.run()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.shutdown()
+        thread.join(DEADLINE)
 
 
 def _create_admin() -> None:

@@ -1,0 +1,277 @@
+"""The RabbitMQ backend: what joins topology, publisher and consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from django_jobq.backends.base import Backend, Cause, Counts
+from django_jobq.backends.rabbitmq import codec, operations
+from django_jobq.backends.rabbitmq.consumer import Link, RabbitMQConsumer, RabbitMQDelivery
+from django_jobq.backends.rabbitmq.operations import Operation
+from django_jobq.backends.rabbitmq.options import RabbitMQOptions
+from django_jobq.backends.rabbitmq.publisher import Publisher
+from django_jobq.backends.rabbitmq.topology import MAX_HOLD, Declaration, Route, Topology
+from django_jobq.backends.rabbitmq.url import parse_url
+from django_jobq.conf import AliasSettings
+from django_jobq.envelope import Envelope
+from django_jobq.exceptions import (
+    BackendError,
+    BackendUnavailable,
+    EnvelopeError,
+    InvalidJob,
+    PublishFailed,
+    ShutDown,
+)
+from django_jobq.queues import QueueConfig
+
+logger = logging.getLogger("django_jobq.rabbitmq")
+
+
+class RabbitMQBackend(Backend):
+    """Keep jobs on a RabbitMQ broker."""
+
+    driver = "rabbitmq"
+    settle_patience = 60.0
+    options_class = RabbitMQOptions
+    options: RabbitMQOptions
+
+    def __init__(self, settings: AliasSettings) -> None:
+        super().__init__(settings)
+        self.address = parse_url(settings.url, f"{settings.path}['URL']")
+        options = self.options
+        self.topology = Topology(
+            prefix=options.prefix,
+            queue_type=options.queue_type,
+            hold_type=options.hold_type or options.queue_type,
+        )
+        self.is_closed = False
+        self._publisher = Publisher(self.address, options)
+        self._declared: set[str] = set()
+        self._declaring = threading.Lock()
+        self._links: dict[asyncio.AbstractEventLoop, Link] = {}
+        self._consumers: set[RabbitMQConsumer] = set()
+        self._told_early = False
+
+    # Publishing half
+
+    def declare(self, queues: Iterable[QueueConfig]) -> None:
+        """Make sure of the shared objects and these queues, as DECLARE says."""
+        for config in queues:
+            self.ensure(config, again=True)
+
+    def ensure(self, config: QueueConfig, *, again: bool = False) -> None:
+        """Make sure of a queue and of what all queues share, once a process or ``again``."""
+        self._check_open()
+        if config.name in self._declared and not again:
+            return
+        with self._declaring:
+            if config.name in self._declared and not again:
+                return
+            wanted = self._preparation(config)
+            if wanted:
+                self._ask(wanted)
+            self._declared.update((config.name, _SHARED))
+
+    def _preparation(self, config: QueueConfig) -> list[Operation]:
+        problem = self.topology.check_name(config)
+        if problem is not None:
+            raise InvalidJob(problem)
+        prepare = _PREPARE[self.settings.declare]
+        shared = [] if _SHARED in self._declared else list(self.topology.shared())
+        return prepare([*shared, *self.topology.work(config)])
+
+    def _submit(self, envelope: Envelope, delay: float, *, front: bool) -> Future[None]:
+        self._check_open()
+        config = self.queue(envelope.queue)
+        self.ensure(config)
+        route = self.topology.route(config.name, delay)
+        priority = self.topology.priority(
+            config.level(envelope.priority, front=front), held=route.held > 0
+        )
+        return self._publish(config, route, codec.encode(envelope, priority, held=delay))
+
+    def counts(self, queue: str) -> Counts:
+        """Count the ready jobs of a queue; the broker tells no more without its management."""
+        self._check_open()
+        (ready,) = self._ask([operations.count(self.topology.work_queue(self.queue(queue)))])
+        return Counts(ready=ready)
+
+    def clear(self, queue: str) -> int:
+        """Remove the ready jobs of a queue and return how many; what is held stays."""
+        self._check_open()
+        (removed,) = self._ask([operations.purge(self.topology.work_queue(self.queue(queue)))])
+        return int(removed)
+
+    def close(self) -> None:
+        """Flush publishes for a moment, end consumers and connections, and refuse what comes."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for loop, link in list(self._links.items()):
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its sockets with it
+                loop.call_soon_threadsafe(self._end_consumers, link)
+        self._publisher.close()
+
+    # Consuming half
+
+    def consume(self, queue: str, prefetch: int) -> RabbitMQConsumer:
+        """Return a consumer of one queue; call it on the loop that will iterate it."""
+        consumer = RabbitMQConsumer(self, self.queue(queue), max(0, prefetch))
+        self._consumers.add(consumer)
+        return consumer
+
+    def link(self) -> Link:
+        """Return the consuming connection of the running loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._links:
+            self._links[loop] = Link(self.address, self.options)
+        return self._links[loop]
+
+    async def forget(self, consumer: RabbitMQConsumer) -> None:
+        """Drop a consumer that has ended, and the connection with the last of a loop."""
+        self._consumers.discard(consumer)
+        if not any(other.loop is consumer.loop for other in self._consumers):
+            link = self._links.pop(asyncio.get_running_loop(), None)
+            if link is not None:
+                await link.close()
+
+    async def flush_acks(self) -> None:
+        """Make sure that the broker knows of every job that this loop's consumers settled."""
+        here = asyncio.get_running_loop()
+        for consumer in [item for item in self._consumers if item.loop is here]:
+            await consumer.flush_to_the_broker()
+
+    async def store(self, successor: Envelope, delay: float, *, front: bool) -> None:
+        """Publish the successor of a delivery and wait for its confirm."""
+        await asyncio.wrap_future(self._submit(successor, delay, front=front))
+
+    async def file(
+        self, delivery: RabbitMQDelivery, cause: Cause, reason: str, final: Envelope | None
+    ) -> None:
+        """Publish a dead letter to the inbox and wait for its confirm."""
+        self._check_open()
+        envelope = final
+        if envelope is None:
+            with contextlib.suppress(EnvelopeError):
+                envelope = delivery.envelope
+        message = codec.dead_letter(delivery.body, envelope, delivery.queue, cause, reason)
+        route = Route(exchange=self.topology.dead_exchange, key=delivery.queue)
+        await asyncio.wrap_future(self._publish(self.queue(delivery.queue), route, message))
+
+    async def republish(self, delivery: RabbitMQDelivery, headers: dict[str, Any]) -> None:
+        """Publish a delivery's body again, at its priority, to where it came from."""
+        message = codec.Message(
+            body=delivery.body, type=delivery.type, priority=delivery.priority, headers=headers
+        )
+        await self.send(delivery, message)
+
+    def counted_copy(self, delivery: RabbitMQDelivery) -> codec.Message:
+        """Return a redelivered message with its start counted, at the top of its queue."""
+        headers = {**codec.own_headers(delivery.headers), codec.STARTS: delivery.starts}
+        priority = self.queue(delivery.queue).level(0, front=True)
+        return codec.Message(
+            body=delivery.body, type=delivery.type, priority=priority, headers=headers
+        )
+
+    async def send(self, delivery: RabbitMQDelivery, message: codec.Message) -> None:
+        """Publish a message to the queue of a delivery and wait for its confirm."""
+        route = self.topology.route(delivery.queue)
+        await asyncio.wrap_future(self._publish(self.queue(delivery.queue), route, message))
+
+    async def hold_again(self, delivery: RabbitMQDelivery) -> None:
+        """Hold for the rest of its time what came too early."""
+        if not self._told_early:
+            self._told_early = True
+            logger.warning(
+                "Queue %s: a held job came %.0f s early and is held again. A delay beyond %s days"
+                " is held in parts; otherwise a broker policy shortens the holds.",
+                delivery.queue,
+                delivery.early_by(),
+                MAX_HOLD // 86400,
+            )
+        route = self.topology.route(delivery.queue, delivery.early_by())
+        try:
+            message = codec.Message(
+                body=delivery.body,
+                type=delivery.type,
+                priority=self.topology.priority(delivery.priority, held=True),
+                headers=codec.own_headers(delivery.headers),
+            )
+            await asyncio.wrap_future(self._publish(self.queue(delivery.queue), route, message))
+        except BackendError as error:
+            logger.warning("Queue %s: holding a job again failed: %s", delivery.queue, error)
+            await asyncio.sleep(1)
+            with contextlib.suppress(BackendError):
+                await delivery.release()
+            return
+        delivery.settled = True
+        delivery.consumer.settled(delivery)
+
+    # Internals
+
+    def _publish(self, config: QueueConfig, route: Route, message: codec.Message) -> Future[None]:
+        """Publish; if the broker finds nothing there, declare and publish once more."""
+        accepted: Future[None] = Future()
+
+        def write(*, again: bool) -> None:
+            written = self._publisher.publish(route.exchange, route.key, message)
+            written.add_done_callback(lambda done: finish(done, again=again))
+
+        def finish(done: Future[None], *, again: bool) -> None:
+            error = done.exception()
+            if error is None:
+                accepted.set_result(None)
+            elif isinstance(error, PublishFailed) and not again and self._may_declare():
+                repair(error)
+            else:
+                accepted.set_exception(error)
+
+        def repair(error: BaseException) -> None:
+            self._declared.clear()
+            declared = self._publisher.call(self._preparation(config))
+            declared.add_done_callback(lambda done: go_on(done, error))
+
+        def go_on(declared: Future[list[Any]], error: BaseException) -> None:
+            failure = declared.exception()
+            if failure is None:
+                self._declared.update((config.name, _SHARED))
+                write(again=True)
+            else:
+                failure.__cause__ = error
+                accepted.set_exception(failure)
+
+        write(again=False)
+        return accepted
+
+    def _may_declare(self) -> bool:
+        return self.settings.declare == "auto"
+
+    def _ask(self, wanted: Sequence[Operation]) -> list[Any]:
+        """Run operations on the publisher's connection and wait for their answers."""
+        try:
+            return self._publisher.call(wanted).result(self.options.publish_timeout + 1)
+        except TimeoutError as error:
+            raise BackendUnavailable(f"{self.address} did not answer in time") from error
+
+    def _end_consumers(self, link: Link) -> None:
+        for consumer in list(self._consumers):
+            consumer.wake()
+        asyncio.ensure_future(link.close())  # noqa: RUF006 - the link outlives it
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ShutDown(self.alias, self.driver)
+
+
+_SHARED = ""
+_PREPARE: dict[str, Callable[[Iterable[Declaration]], list[Operation]]] = {
+    "auto": operations.declare,
+    "check": operations.check,
+    "never": lambda _: [],
+}

@@ -1,0 +1,93 @@
+"""Envelopes as messages: the properties of a publish, free of either client's types.
+
+The body is the truth; the headers repeat what the consumer needs before it decodes a body.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from django_jobq.backends.base import Cause, attempts_made, clip
+from django_jobq.envelope import Envelope
+
+CONTENT_TYPE = "application/json"
+PERSISTENT = 2
+MAX_SHORT_TEXT = 255
+
+JOB_ID = "x-job-id"
+ATTEMPT = "x-attempt"
+DEFERRALS = "x-deferrals"
+NOT_BEFORE = "x-not-before"
+STARTS = "x-starts"
+DEATH_CAUSE = "x-death-cause"
+DEATH_REASON = "x-death-reason"
+ORIGINAL_QUEUE = "x-original-queue"
+ATTEMPTS = "x-attempts"
+
+# Brokers before 4.0.1 take a copied x-death header for a cycle and drop the message.
+_BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+# The headers of a message fit one frame of 128 KiB with all the others.
+_MAX_REASON = 16_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Hold what is published; ``message_id`` is unique per publish, not per job."""
+
+    body: bytes
+    type: str | None
+    priority: int
+    headers: Mapping[str, Any]
+    content_type: str | None = CONTENT_TYPE
+    message_id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+
+
+def encode(envelope: Envelope, priority: int, *, held: float = 0.0) -> Message:
+    """Return the message of an envelope; ``held`` is the seconds it has to wait."""
+    headers: dict[str, Any] = {
+        JOB_ID: str(envelope.job_id),
+        ATTEMPT: envelope.attempt,
+        DEFERRALS: envelope.deferrals,
+    }
+    if held > 0:
+        headers[NOT_BEFORE] = int((time.time() + held) * 1000)
+    return Message(
+        body=envelope.encode(), type=_short(envelope.job), priority=priority, headers=headers
+    )
+
+
+def dead_letter(
+    body: bytes, envelope: Envelope | None, queue: str, cause: Cause, reason: str
+) -> Message:
+    """Return the message that files a job as a dead letter."""
+    headers: dict[str, Any] = {
+        DEATH_CAUSE: cause,
+        DEATH_REASON: clip(reason, _MAX_REASON),
+        ORIGINAL_QUEUE: queue,
+        ATTEMPTS: attempts_made(envelope, cause),
+    }
+    if envelope is not None:
+        headers[JOB_ID] = str(envelope.job_id)
+    return Message(
+        body=envelope.encode() if envelope else body,
+        type=_short(envelope.job) if envelope else None,
+        priority=0,
+        headers=headers,
+        content_type=CONTENT_TYPE if envelope else None,
+    )
+
+
+def own_headers(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return headers without those that a broker added."""
+    return {
+        key: value for key, value in (headers or {}).items() if not key.startswith(_BROKER_HEADERS)
+    }
+
+
+def _short(text: str) -> str:
+    """Cut text to what a short string holds, at a character boundary."""
+    return text.encode()[:MAX_SHORT_TEXT].decode(errors="ignore")

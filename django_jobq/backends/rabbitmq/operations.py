@@ -1,0 +1,87 @@
+"""Operations on a channel, as data: declarations, passive checks, counts and purges."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django_jobq.backends.rabbitmq.topology import Binding, Declaration, Exchange, Queue
+
+
+def _nothing(_answer: Any) -> None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """Name a channel method with its arguments, what it does, and how to read its answer."""
+
+    method: str
+    arguments: dict[str, Any]
+    text: str
+    read: Callable[[Any], Any] = _nothing
+
+
+def declare(declarations: Iterable[Declaration]) -> list[Operation]:
+    """Return the operations that create what does not exist."""
+    return [_declare(item, passive=False) for item in declarations]
+
+
+def check(declarations: Iterable[Declaration]) -> list[Operation]:
+    """Return the operations that fail if an object is missing; they need no permission."""
+    return [_declare(item, passive=True) for item in declarations if not isinstance(item, Binding)]
+
+
+def count(queue: str) -> Operation:
+    """Return the operation that tells how many messages of a queue are ready."""
+    return Operation(
+        method="queue_declare",
+        arguments={"queue": queue, "passive": True},
+        text=f"counting queue {queue!r}",
+        read=lambda answer: answer.method.message_count,
+    )
+
+
+def purge(queue: str) -> Operation:
+    """Return the operation that removes the ready messages of a queue and tells how many."""
+    return Operation(
+        method="queue_purge",
+        arguments={"queue": queue},
+        text=f"purging queue {queue!r}",
+        read=lambda answer: answer.method.message_count,
+    )
+
+
+def _declare(item: Declaration, *, passive: bool) -> Operation:
+    if isinstance(item, Exchange):
+        return Operation(
+            method="exchange_declare",
+            arguments={
+                "exchange": item.name,
+                "exchange_type": item.kind,
+                "durable": True,
+                "passive": passive,
+                "arguments": dict(item.arguments),
+            },
+            text=f"declaring exchange {item.name!r}",
+        )
+    if isinstance(item, Queue):
+        return Operation(
+            method="queue_declare",
+            arguments={
+                "queue": item.name,
+                "durable": True,
+                "passive": passive,
+                "arguments": dict(item.arguments),
+            },
+            text=f"declaring queue {item.name!r}",
+        )
+    method = "exchange_bind" if item.to_exchange else "queue_bind"
+    target = "destination" if item.to_exchange else "queue"
+    source = "source" if item.to_exchange else "exchange"
+    return Operation(
+        method=method,
+        arguments={target: item.target, source: item.source, "routing_key": item.key},
+        text=f"binding {item.target!r} to {item.source!r}",
+    )

@@ -1,0 +1,80 @@
+"""The OPTIONS of the RabbitMQ backend; durations are seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import ssl
+from typing import Any
+
+from django_jobq import conf, durations
+from django_jobq.backends.base import BackendOptions
+from django_jobq.backends.rabbitmq.topology import QueueType
+
+
+def _one_of(*names: str) -> Any:
+    def read(value: object) -> str:
+        if value not in names:
+            raise ValueError(f"{value!r} is none of {', '.join(names)}")
+        return str(value)
+
+    return read
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _prefix(value: object) -> str:
+    text = _text(value)
+    if any(char in "*#" or not char.isprintable() for char in text) or len(text.encode()) > 100:
+        raise ValueError(f"{value!r} holds *, #, a control character or more than 100 bytes")
+    return text
+
+
+class _NamingContext(ssl.SSLContext):
+    """Check the certificate for ``peer_name``, where the client offers no way to say it."""
+
+    peer_name: str | None = None
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        if self.peer_name:
+            kwargs["server_hostname"] = self.peer_name
+        return super().wrap_bio(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RabbitMQOptions(BackendOptions):
+    """Hold the RabbitMQ backend's OPTIONS.
+
+    ``prefix`` begins every name on the broker: two projects on one vhost need different ones.
+    ``hold_type`` None is the queue type. The reconnect waits grow from ``reconnect_base`` to
+    ``reconnect_max``, each a random share (full jitter).
+    """
+
+    prefix: str = conf.option("jobq", _prefix)
+    queue_type: QueueType = conf.option("classic", _one_of("classic", "quorum"))  # noqa: RUF009
+    hold_type: QueueType | None = conf.option(None, _one_of("classic", "quorum"))  # noqa: RUF009
+    heartbeat: float = conf.option(60.0, durations.parse_positive)
+    publish_timeout: float = conf.option(5.0, durations.parse_positive)
+    connection_name: str = conf.option("django_jobq", _text)
+    reconnect_base: float = conf.option(0.5, durations.parse_positive)
+    reconnect_max: float = conf.option(30.0, durations.parse_positive)
+    delivery_limit: int = conf.option(5, conf.read_positive_int)
+    cafile: str | None = conf.option(None, _text)
+    certfile: str | None = conf.option(None, _text)
+    keyfile: str | None = conf.option(None, _text)
+    server_hostname: str | None = conf.option(None, _text)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return a context that checks the certificate and the host name."""
+        context = _NamingContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.peer_name = self.server_hostname
+        if self.cafile:
+            context.load_verify_locations(self.cafile)
+        else:
+            context.load_default_certs()
+        if self.certfile:
+            context.load_cert_chain(self.certfile, self.keyfile)
+        return context

@@ -1,0 +1,32 @@
+"""Jobs of worker processes that tests start; they note what happens in a file, by job id."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from django_jobq import job
+from django_jobq.context import JobContext
+
+
+def note(event: str, context: JobContext) -> None:
+    """Append one line, whole even if the process dies the moment after."""
+    path = Path(os.environ["JOBQ_TEST_NOTES"])
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, f"{event} {context.job_id}\n".encode())
+    os.close(file)
+
+
+@job(queue="a", name="tests.take", takes_context=True)
+def take(context: JobContext, seconds: float = 0) -> None:
+    """Take a while."""
+    note("started", context)
+    time.sleep(seconds)
+    note("ended", context)
+
+
+@job(queue="a", name="tests.kill", takes_context=True)
+def kill(context: JobContext) -> None:
+    """End the process as the kernel does when memory is short."""
+    note("started", context)
+    os.kill(os.getpid(), signal.SIGKILL)

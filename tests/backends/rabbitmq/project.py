@@ -1,0 +1,14 @@
+"""The settings of worker processes that tests start; JOBQ comes as JSON in the environment."""
+
+import json
+import os
+
+from tests.settings import *  # noqa: F403
+
+INSTALLED_APPS = ["tests.backends.rabbitmq", "django_jobq"]
+JOBQ = json.loads(os.environ["JOBQ_TEST_SETTING"])
+LOGGING = {
+    "version": 1,
+    "handlers": {"stderr": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["stderr"], "level": os.environ.get("JOBQ_TEST_LEVEL", "INFO")},
+}

@@ -1,0 +1,5 @@
+from tests.backends.rabbitmq_contract import RabbitMQHooks
+
+
+class TestRabbitMQContract(RabbitMQHooks):
+    """Run the suite on classic queues."""
