@@ -7,9 +7,10 @@ from django.core import checks, mail
 from django.test import override_settings
 
 from django_jobq import job
+from django_jobq.backends import handler
 from django_jobq.backends.handler import backends
 from django_jobq.checks import check_jobq
-from django_jobq.conf import MEMORY_BACKEND
+from django_jobq.conf import MEMORY_BACKEND, RABBITMQ_BACKEND
 
 MEMORY = {"BACKEND": MEMORY_BACKEND}
 
@@ -230,3 +231,17 @@ def test_no_check_opens_a_backend_or_shows_a_url() -> None:
     assert [number for number, _, _ in said] == ["jobq.E002", "jobq.E002"]
     assert "secret" not in str(said)
     assert backends.opened() == []
+
+
+def test_a_backend_whose_packages_are_missing_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(path: str) -> None:
+        raise ModuleNotFoundError("No module named 'aio_pika'")
+
+    monkeypatch.setattr(handler, "import_string", refuse)
+    with override_settings(JOBQ={"default": {"BACKEND": RABBITMQ_BACKEND, "URL": "amqp://h"}}):
+        (error,) = [item for item in check_jobq() if item.id == "jobq.E002"]
+    assert error.msg.endswith(
+        "No module named 'aio_pika'; run pip install \"django-jobq[rabbitmq]\""
+    )

@@ -569,6 +569,14 @@ class BackendContract(ABC):
         assert {letter.attempts for letter in letters} == {3}
         assert {letter.queue for letter in letters} == {"a"}
 
+    @pytest.mark.contract(107)
+    async def test_a_dead_letter_that_did_not_run_counts_the_attempts_before(self) -> None:
+        backend = self.open("a")
+        await self.publish(backend, make_envelope(attempt=3))
+        await (await self.take(backend.consume("a", 1))).dead_letter("no_handler", "unknown")
+        (letter,) = await self.dead_letters(backend, "a")
+        assert letter.attempts == 2
+
     @pytest.mark.contract(116)
     async def test_a_dead_letter_is_in_one_place(self) -> None:
         backend = self.open("a")

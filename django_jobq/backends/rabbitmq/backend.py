@@ -166,22 +166,18 @@ class RabbitMQBackend(Backend):
 
     async def republish(self, delivery: RabbitMQDelivery, headers: dict[str, Any]) -> None:
         """Publish a delivery's body again, at its priority, to where it came from."""
-        message = codec.Message(
-            body=delivery.body, type=delivery.type, priority=delivery.priority, headers=headers
-        )
-        await self.send(delivery, message)
+        await self.send(delivery, _copy_of(delivery, delivery.priority, headers))
 
     def counted_copy(self, delivery: RabbitMQDelivery) -> codec.Message:
         """Return a redelivered message with its start counted, at the top of its queue."""
         headers = {**codec.own_headers(delivery.headers), codec.STARTS: delivery.starts}
-        priority = self.queue(delivery.queue).level(0, front=True)
-        return codec.Message(
-            body=delivery.body, type=delivery.type, priority=priority, headers=headers
-        )
+        return _copy_of(delivery, self.queue(delivery.queue).level(0, front=True), headers)
 
-    async def send(self, delivery: RabbitMQDelivery, message: codec.Message) -> None:
+    async def send(
+        self, delivery: RabbitMQDelivery, message: codec.Message, delay: float = 0.0
+    ) -> None:
         """Publish a message to the queue of a delivery and wait for its confirm."""
-        route = self.topology.route(delivery.queue)
+        route = self.topology.route(delivery.queue, delay)
         await asyncio.wrap_future(self._publish(self.queue(delivery.queue), route, message))
 
     async def hold_again(self, delivery: RabbitMQDelivery) -> None:
@@ -195,15 +191,10 @@ class RabbitMQBackend(Backend):
                 delivery.early_by(),
                 MAX_HOLD // 86400,
             )
-        route = self.topology.route(delivery.queue, delivery.early_by())
+        priority = self.topology.priority(delivery.priority, held=True)
+        copy = _copy_of(delivery, priority, codec.own_headers(delivery.headers))
         try:
-            message = codec.Message(
-                body=delivery.body,
-                type=delivery.type,
-                priority=self.topology.priority(delivery.priority, held=True),
-                headers=codec.own_headers(delivery.headers),
-            )
-            await asyncio.wrap_future(self._publish(self.queue(delivery.queue), route, message))
+            await self.send(delivery, copy, delivery.early_by())
         except BackendError as error:
             logger.warning("Queue %s: holding a job again failed: %s", delivery.queue, error)
             await asyncio.sleep(1)
@@ -267,6 +258,10 @@ class RabbitMQBackend(Backend):
     def _check_open(self) -> None:
         if self.is_closed:
             raise ShutDown(self.alias, self.driver)
+
+
+def _copy_of(delivery: RabbitMQDelivery, priority: int, headers: dict[str, Any]) -> codec.Message:
+    return codec.Message(body=delivery.body, type=delivery.type, priority=priority, headers=headers)
 
 
 _SHARED = ""

@@ -317,8 +317,7 @@ class _Engine(threading.Thread):
 
     def _drain(self) -> None:
         self._woken = False
-        while self._incoming:
-            self._waiting.append(self._incoming.popleft())
+        self._take_incoming()
         if self._channel is None or not self._channel.is_open or self._blocked is not None:
             return
         for item in self._take_waiting():
@@ -327,9 +326,12 @@ class _Engine(threading.Thread):
             else:
                 self._write(self._channel, item)
 
-    def _take_waiting(self) -> list[_Publish | _Call]:
+    def _take_incoming(self) -> None:
         while self._incoming:
             self._waiting.append(self._incoming.popleft())
+
+    def _take_waiting(self) -> list[_Publish | _Call]:
+        self._take_incoming()
         items = list(self._waiting)
         self._waiting.clear()
         return items

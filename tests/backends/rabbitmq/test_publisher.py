@@ -135,6 +135,17 @@ class TestAttribution:
 class TestThreadsAndProcesses:
     backend_name = "rabbitmq"
 
+    def test_a_thread_that_has_ended_is_replaced(self, make: BackendFactory) -> None:
+        """Or the process would refuse every job from then on."""
+        backend = make("a")
+        send(backend, 1)
+        engine = backend._publisher._engine
+        assert engine is not None
+        engine.stop()
+        assert not engine.is_alive()
+        send(backend, 1)
+        wait_until(lambda: backend.counts("a").ready == 2)
+
     @pytest.mark.contract(147)
     def test_eight_threads_share_one_connection(
         self, proxied: BackendFactory, proxy: Proxy
