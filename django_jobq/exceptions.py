@@ -9,7 +9,8 @@ JobqError
 ├─ EnvelopeError                  a body cannot be decoded, or is newer than this version
 ├─ QueueFull                      the memory backend's cap
 └─ BackendError                   the transport's own exception is the cause
-   ├─ BackendUnavailable
+   ├─ BackendUnavailable           the connection is lost, refused or out of time
+   ├─ AccessRefused                the server refuses who asks, which no waiting mends
    ├─ PublishFailed
    ├─ TopologyMismatch
    ├─ AlreadySettled
@@ -103,6 +104,10 @@ class BackendError(JobqError):
 
 class BackendUnavailable(BackendError):
     """Report a connection that is lost, refused or out of time."""
+
+
+class AccessRefused(BackendError):
+    """Report credentials, a vhost or a permission that the server refuses."""
 
 
 class PublishFailed(BackendError):

@@ -37,7 +37,13 @@ from django_jobq.backends.rabbitmq import codec
 from django_jobq.backends.rabbitmq.options import RabbitMQOptions
 from django_jobq.backends.rabbitmq.url import BrokerAddress
 from django_jobq.envelope import Envelope
-from django_jobq.exceptions import AlreadySettled, BackendError, BackendUnavailable, ShutDown
+from django_jobq.exceptions import (
+    AccessRefused,
+    AlreadySettled,
+    BackendError,
+    BackendUnavailable,
+    ShutDown,
+)
 from django_jobq.queues import QueueConfig
 from django_jobq.retry import exponential_backoff
 
@@ -73,8 +79,8 @@ class Link:
     async def channel(self, stopped: asyncio.Event) -> tuple[Any, int]:
         """Return a new channel and the generation of its connection, however long that takes.
 
-        Raise ShutDown if the link is closed or ``stopped`` set meanwhile, and BackendError if
-        access is refused.
+        Raise ShutDown if the link is closed or ``stopped`` set meanwhile, and AccessRefused if the
+        broker refuses the user, the password or the vhost.
         """
         while True:
             async with self._lock:
@@ -91,14 +97,14 @@ class Link:
                         await channel.initialize()
                         return await channel.get_underlay_channel(), self.generation
                 except ProbableAuthenticationError as error:
-                    raise BackendError(
+                    raise AccessRefused(
                         f"the broker refuses the user or password of {self._address}"
                     ) from error
                 except _LOST as error:
                     # A connection that gives no channel is dead, whatever it says of itself.
                     await self._drop()
                     if isinstance(error, InvalidFrameError) and "Connection.Close" in str(error):
-                        raise BackendError(
+                        raise AccessRefused(
                             f"the broker refuses or does not have the vhost of {self._address}"
                         ) from error
                     await self._wait_after(error, stopped)

@@ -45,6 +45,7 @@ from django_jobq.backends.rabbitmq.operations import Operation
 from django_jobq.backends.rabbitmq.options import RabbitMQOptions
 from django_jobq.backends.rabbitmq.url import BrokerAddress
 from django_jobq.exceptions import (
+    AccessRefused,
     BackendError,
     BackendUnavailable,
     PublishFailed,
@@ -57,10 +58,6 @@ logger = logging.getLogger("django_jobq.rabbitmq")
 _TICK = 0.05
 _FLUSH = 2.0
 _NOT_FOUND, _PRECONDITION_FAILED, _ACCESS_REFUSED = 404, 406, 403
-
-
-class AccessRefused(BackendError):
-    """Report credentials, a vhost or a permission that the broker refuses."""
 
 
 class _Publish:

@@ -10,9 +10,9 @@ import pika
 import pytest
 
 from django_jobq.backends.rabbitmq import RabbitMQBackend, codec
-from django_jobq.backends.rabbitmq.publisher import AccessRefused
 from django_jobq.backends.rabbitmq.topology import Topology
 from django_jobq.exceptions import (
+    AccessRefused,
     InvalidJob,
     PayloadTooLarge,
     PublishFailed,
