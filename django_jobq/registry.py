@@ -24,6 +24,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job[..., Any]] = {}
+        self._queue_names: dict[str, frozenset[str]] = {}
         self.conflicts: list[tuple[Job[..., Any], Job[..., Any]]] = []
 
     def register(self, job: Job[..., Any]) -> None:
@@ -32,14 +33,19 @@ class Registry:
         if first is not None and place_of(first.func) != place_of(job.func):
             self.conflicts.append((first, job))
         self._jobs[job.name] = job
+        self._queue_names.clear()
 
     def find(self, name: str) -> Job[..., Any] | None:
         """Return the job of this name, or None."""
         return self._jobs.get(name)
 
-    def queue_names(self, alias: str) -> set[str]:
+    def queue_names(self, alias: str) -> frozenset[str]:
         """Return the queues that the jobs of a backend alias name."""
-        return {job.queue for job in self._jobs.values() if job.backend == alias}
+        found = self._queue_names.get(alias)
+        if found is None:
+            found = frozenset(job.queue for job in self if job.backend == alias)
+            self._queue_names[alias] = found
+        return found
 
     def __iter__(self) -> Iterator[Job[..., Any]]:
         return iter(list(self._jobs.values()))

@@ -26,6 +26,7 @@ def _clean_state() -> Iterator[None]:
     jobs, conflicts = dict(registry._jobs), list(registry.conflicts)
     yield
     registry._jobs, registry.conflicts = jobs, conflicts
+    registry._queue_names.clear()
     backends.reset()
 
 

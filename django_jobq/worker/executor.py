@@ -34,10 +34,14 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     async def call(self, func: Callable[[], None]) -> None:
-        """Call receivers or a hook where sync jobs run."""
+        """Call a hook where sync jobs run, to its end."""
 
-    async def stop(self) -> None:  # noqa: B027
-        """Close what the lanes hold."""
+    async def tell(self, func: Callable[[], None]) -> None:
+        """Call receivers where sync jobs run; they may end later, but before `stop()` does."""
+        await self.call(func)
+
+    async def stop(self, timeout: float = 1.0) -> None:  # noqa: B027
+        """Close what the lanes hold; wait at most ``timeout`` seconds."""
 
 
 class LaneExecutor(Executor):
@@ -77,10 +81,16 @@ class LaneExecutor(Executor):
         """Call on a thread lane."""
         await self._threads.submit(func).future
 
-    async def stop(self) -> None:
-        """End the lanes that are idle."""
+    async def tell(self, func: Callable[[], None]) -> None:
+        """Call on a thread lane; wait for it only while the lanes are behind."""
+        call = self._threads.submit(func)
+        if self._threads.is_behind:
+            await call.future
+
+    async def stop(self, timeout: float = 1.0) -> None:
+        """End the lanes that are idle, and those that soon are."""
         await self._tasks.stop()
-        await self._threads.stop(timeout=1.0)
+        await self._threads.stop(timeout)
 
 
 class CallerExecutor(Executor):

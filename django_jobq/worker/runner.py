@@ -216,8 +216,10 @@ class JobRunner:
                 return RetryPolicy.from_json(called_with)
             except (InvalidJob, AttributeError, TypeError) as error:
                 raise EnvelopeError(f"malformed envelope: header 'retry': {error}") from error
-        configured = self._backend.queues.get(envelope.queue)
-        return job.retry or (configured.retry if configured else None) or NO_RETRIES
+        if job.retry is not None:
+            return job.retry
+        configured = (self._backend.settings.queues or {}).get(envelope.queue)
+        return (configured.retry if configured else None) or NO_RETRIES
 
     def _unknown(self, delivery: Delivery, envelope: Envelope) -> Result:
         grace = self._backend.options.unknown_job_grace
@@ -243,15 +245,14 @@ class JobRunner:
             await delivery.dead_letter(outcome.cause, outcome.reason, final)
             return
         assert envelope is not None
-        successor = envelope.with_headers(unknown_since=None)
         match outcome:
             case Succeeded():
                 await delivery.ack()
             case Retried(delay):
-                successor = _with_error(successor, result, with_traceback=False)
+                successor = _with_error(_known(envelope), result, with_traceback=False)
                 await delivery.retry(successor.next_attempt(), delay)
             case Deferred(delay):
-                await delivery.defer(successor.deferred(), delay)
+                await delivery.defer(_known(envelope).deferred(), delay)
             case Held(delay):
                 await delivery.retry(envelope, delay)
 
@@ -275,7 +276,7 @@ class JobRunner:
             return
         signal, kwargs = event
         if signal.has_listeners(sender):
-            await self._executor.call(partial(signals.send, signal, sender, **kwargs))
+            await self._executor.tell(partial(signals.send, signal, sender, **kwargs))
 
 
 def _call_hook(hook: Any, told: dict[str, Any]) -> None:
@@ -304,6 +305,11 @@ def _timeout_of(job: Job[..., Any], envelope: Envelope) -> float | None:
     if not isinstance(called_with, int | float) or called_with <= 0:
         raise EnvelopeError(f"malformed envelope: header 'timeout' is {called_with!r}")
     return float(called_with)
+
+
+def _known(envelope: Envelope) -> Envelope:
+    """Return an envelope that forgets for how long its job was unknown."""
+    return envelope.with_headers(unknown_since=None)
 
 
 def _with_error(envelope: Envelope, result: Result, *, with_traceback: bool) -> Envelope:

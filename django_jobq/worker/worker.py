@@ -33,6 +33,8 @@ _LONGEST_CONNECT_PAUSE = 15.0
 # How long a job that was started twice without an outcome waits to have the worker to itself.
 _ISOLATION_PATIENCE = 60.0
 _PAUSE_AFTER_FAULT = 1.0
+# How long what ends anyway may take at the deadline.
+_LEAST_END = 1.0
 
 
 class Worker:
@@ -202,7 +204,8 @@ class Worker:
         finally:
             self._running.pop(task, None)
             slots.release()
-            self._notice_change()
+            if self._stop_requested:
+                self._notice_change()
 
     async def _handle_stuck(self, result: Result) -> None:
         name = result.envelope.job if result.envelope else ""
@@ -286,7 +289,13 @@ class Worker:
             await self._runner.settle(result)
         for consumer in consumers:
             await consumer.aclose()
-        await self._executor.stop()
+        await self._executor.stop(max(_LEAST_END, self._time_left()))
+
+    def _time_left(self) -> float:
+        assert self._loop is not None
+        if self._deadline is None:
+            return self._shutdown_timeout
+        return self._deadline - self._loop.time()
 
     def _is_late(self) -> bool:
         assert self._loop is not None

@@ -33,17 +33,6 @@ def _prefix(value: object) -> str:
     return text
 
 
-class _NamingContext(ssl.SSLContext):
-    """Check the certificate for ``peer_name``, where the client offers no way to say it."""
-
-    peer_name: str | None = None
-
-    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        if self.peer_name:
-            kwargs["server_hostname"] = self.peer_name
-        return super().wrap_bio(*args, **kwargs)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitMQOptions(BackendOptions):
     """Hold the RabbitMQ backend's OPTIONS.
@@ -69,8 +58,7 @@ class RabbitMQOptions(BackendOptions):
 
     def tls_context(self) -> ssl.SSLContext:
         """Return a context that checks the certificate and the host name."""
-        context = _NamingContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.peer_name = self.server_hostname
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.cafile:
             context.load_verify_locations(self.cafile)
         else:

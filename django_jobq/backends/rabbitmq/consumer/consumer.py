@@ -1,0 +1,298 @@
+"""The stream of one queue, over as many channels as it takes.
+
+1. `RabbitMQConsumer` opens a channel, makes sure of its queue, consumes under a fresh tag, and
+   starts over when the channel or the connection is gone or the broker cancels the consumer.
+2. What arrives goes into the stream, but for what comes too early, was settled before, or is a
+   second copy of a job that runs.
+3. What a job came to while its channel was lost is kept, by job, attempt and deferrals: when the
+   broker delivers the message again, it is settled and not run again; while the job still runs, the
+   copy waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from django_jobq.backends.base import Consumer, Delivery
+from django_jobq.backends.rabbitmq.consumer.delivery import Key, RabbitMQDelivery
+from django_jobq.backends.rabbitmq.consumer.frames import Message
+from django_jobq.backends.rabbitmq.consumer.link import CLOSE_TIMEOUT, LOST
+from django_jobq.backends.rabbitmq.consumer.session import Session
+from django_jobq.exceptions import AlreadySettled, BackendError, BackendUnavailable, ShutDown
+from django_jobq.queues import QueueConfig
+
+if TYPE_CHECKING:
+    from django_jobq.backends.rabbitmq.backend import RabbitMQBackend
+
+logger = logging.getLogger("django_jobq.rabbitmq")
+
+_KEPT_OUTCOMES = 10_000
+_ARRIVAL_PATIENCE = 5.0
+_PAUSE_AFTER_FAILURE = 1.0
+
+
+class RabbitMQConsumer(Consumer):
+    """Stream one queue; ``settle_losses`` counts acks that were lost with their channel."""
+
+    def __init__(self, backend: RabbitMQBackend, config: QueueConfig, prefetch: int) -> None:
+        self.backend, self.config = backend, config
+        self.settle_losses = 0
+        self.loop = asyncio.get_running_loop()
+        self._prefetch = prefetch
+        self._ready: deque[RabbitMQDelivery] = deque()
+        self._changed = asyncio.Event()
+        self._session: Session | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._spawned: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._in_hand: dict[Key, RabbitMQDelivery] = {}
+        self._kept: OrderedDict[Key, Callable[[Delivery], Awaitable[None]]] = OrderedDict()
+        self._copies: dict[Key, RabbitMQDelivery] = {}
+        self._done: OrderedDict[str, None] = OrderedDict()
+        self._expected: dict[str | None, asyncio.Future[RabbitMQDelivery]] = {}
+        self._counting = asyncio.Lock()
+
+    async def __anext__(self) -> Delivery:
+        """Wait for the next delivery."""
+        if self._task is None and not self._has_ended():
+            self._task = asyncio.create_task(self._serve())
+        while True:
+            if self._has_ended():
+                raise StopAsyncIteration
+            if self._ready:
+                return self._ready.popleft()
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def stop(self) -> None:
+        """Cancel the consumer; what was not handed out goes back in order."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._changed.set()
+        if self._session is not None:
+            await self._session.cancel()
+        unread = list(self._ready)
+        self._ready.clear()
+        # Each goes back to the front, so the first goes last.
+        for delivery in reversed(unread):
+            self._give_back(delivery)
+
+    async def aclose(self) -> None:
+        """Acknowledge what is settled and close the channel: the broker takes back the rest."""
+        await self.stop()
+        session, self._session = self._session, None
+        if session is not None:
+            session.flush()
+            session.lost.set()
+        if self._task is not None:
+            # A cancellation may be swallowed by the client, so it comes last.
+            _, left = await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
+            if left:
+                self._task.cancel()
+                await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
+        if session is not None:
+            await session.close()
+        await self.backend.forget(self)
+
+    def wake(self) -> None:
+        """Let the stream look at its state again."""
+        self._changed.set()
+
+    def _has_ended(self) -> bool:
+        return self._closing.is_set() or self.backend.is_closed
+
+    # The channel
+
+    async def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                await self._consume_once()
+            except ShutDown:
+                break
+            except (BackendUnavailable, *LOST) as error:
+                if self._closing.is_set():
+                    break
+                logger.warning("Queue %s: consuming failed: %s", self.config.name, error)
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+            except BackendError as error:
+                self._failure = error
+                break
+        self._changed.set()
+
+    async def _consume_once(self) -> None:
+        """Open a channel, consume, and return when it is lost."""
+        opened = await self.backend.link().channel(self._closing)
+        tag = f"{self.config.name[:60]}.{opened.generation}.{uuid.uuid4().hex[:12]}"
+        session = Session(opened, tag, self._prefetch, self._count_loss)
+        try:
+            self._leave_if_stopped()
+            await asyncio.to_thread(self.backend.ensure, self.config, again=True)
+            self._leave_if_stopped()
+            self._session = session
+            name = self.backend.topology.work_queue(self.config)
+            await session.consume(name, lambda message: self._receive(session, message))
+            if not self._closing.is_set():
+                await session.lost.wait()
+                if session.is_cancelled:
+                    logger.warning("The broker cancelled the consumer of queue %s", name)
+            self._ready.clear()
+        finally:
+            # A stopped consumer keeps its channel, since deliveries of it may still be settled.
+            if not (self._closing.is_set() and self._session is session):
+                await session.close()
+
+    def _leave_if_stopped(self) -> None:
+        if self._closing.is_set():
+            raise ShutDown(self.backend.alias, self.backend.driver)
+
+    def _count_loss(self, number: int) -> None:
+        self.settle_losses += number
+        logger.error(
+            "Queue %s: the channel was lost with %s ack(s) on their way; those jobs may run again",
+            self.config.name,
+            number,
+        )
+
+    # What arrives
+
+    def _receive(self, session: Session, message: Message) -> None:
+        try:
+            self._sort(RabbitMQDelivery(self, session, message))
+        except Exception:
+            # Left alone it would stay unacknowledged for as long as the channel lives.
+            logger.exception("Queue %s: taking a message failed", self.config.name)
+            session.lost.set()
+
+    def _sort(self, delivery: RabbitMQDelivery) -> None:
+        if not delivery.session.is_alive:
+            return
+        delivery.session.expect(delivery.tag)
+        expected = self._expected.get(delivery.message_id)
+        if expected is not None and not expected.done():
+            expected.set_result(delivery)
+        elif delivery.redelivered and delivery.message_id in self._done:
+            # Its ack was lost on the way; the message id is the same, unlike that of any copy.
+            delivery.settled = True
+            delivery.session.acknowledge(delivery.tag)
+        elif delivery.early_by() > 1.0:
+            self._spawn(self.backend.hold_again(delivery))
+        elif not (delivery.redelivered and self._is_second_copy(delivery)):
+            self._hand_over(delivery)
+
+    def _is_second_copy(self, delivery: RabbitMQDelivery) -> bool:
+        """Settle what is a copy of a job that is done here, or let it wait for one that runs."""
+        key = delivery.key
+        if key is None:
+            return False
+        if key in self._kept:
+            self._spawn(self._settle_copy(delivery, self._kept.pop(key)))
+            return True
+        first = self._in_hand.get(key)
+        if first is None or first.settled:
+            return False
+        self._copies[key] = delivery
+        return True
+
+    def _hand_over(self, delivery: RabbitMQDelivery) -> None:
+        self._ready.append(delivery)
+        self._changed.set()
+
+    async def count_start(self, delivery: RabbitMQDelivery) -> RabbitMQDelivery | None:
+        """Put a copy with a higher count in a message's place, and return it once it is here.
+
+        The copy goes to the top of the queue and one is on its way at a time, so that what is
+        counted is what starts; None if another consumer got it.
+        """
+        async with self._counting:
+            message = self.backend.counted_copy(delivery)
+            arrival: asyncio.Future[RabbitMQDelivery] = self.loop.create_future()
+            self._expected[message.message_id] = arrival
+            try:
+                await self.backend.send(delivery, message)
+                delivery.settled = True
+                self.settled(delivery)
+                await self.backend.flush_acks()
+                async with asyncio.timeout(_ARRIVAL_PATIENCE):
+                    return await arrival
+            except TimeoutError:
+                return None
+            finally:
+                del self._expected[message.message_id]
+
+    # Settling
+
+    def begin(self, delivery: RabbitMQDelivery) -> None:
+        """Note that a job runs, so that a copy of it waits."""
+        if delivery.key is not None:
+            self._in_hand[delivery.key] = delivery
+
+    def settled(self, delivery: RabbitMQDelivery) -> None:
+        """Note that a delivery is to be acknowledged at the next flush."""
+        self._forget(delivery)
+        if delivery.message_id is not None:
+            self._done[delivery.message_id] = None
+            if len(self._done) > _KEPT_OUTCOMES:
+                self._done.popitem(last=False)
+        delivery.session.acknowledge(delivery.tag)
+
+    async def flush_to_the_broker(self) -> None:
+        """Acknowledge what is settled, and wait until the broker has read it."""
+        if self._session is not None:
+            await self._session.flush_to_the_broker()
+
+    def release(self, delivery: RabbitMQDelivery) -> None:
+        """Hand a delivery back to its place in the queue."""
+        copy = self._copies.pop(delivery.key, None) if delivery.key is not None else None
+        if copy is not None:
+            self._hand_over(copy)
+        if not self._give_back(delivery):
+            raise AlreadySettled(f"the channel of queue {self.config.name!r} is gone")
+
+    def keep(
+        self, delivery: RabbitMQDelivery, settle: Callable[[Delivery], Awaitable[None]]
+    ) -> None:
+        """Keep what a job came to whose channel is lost, for when its message comes back."""
+        self._forget(delivery)
+        key = delivery.key
+        if key is None:
+            return
+        copy = self._copies.pop(key, None)
+        if copy is not None and copy.session.is_alive:
+            self._spawn(self._settle_copy(copy, settle))
+            return
+        self._kept[key] = settle
+        if len(self._kept) > _KEPT_OUTCOMES:
+            self._kept.popitem(last=False)
+
+    def _forget(self, delivery: RabbitMQDelivery) -> None:
+        if delivery.key is not None and self._in_hand.get(delivery.key) is delivery:
+            del self._in_hand[delivery.key]
+
+    async def _settle_copy(
+        self, copy: RabbitMQDelivery, settle: Callable[[Delivery], Awaitable[None]]
+    ) -> None:
+        try:
+            await settle(copy)
+        except Exception:
+            logger.exception("Queue %s: settling a redelivered job failed", self.config.name)
+            with contextlib.suppress(BackendError):
+                await copy.release()
+
+    def _give_back(self, delivery: RabbitMQDelivery) -> bool:
+        self._forget(delivery)
+        return delivery.session.give_back(delivery.tag)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
