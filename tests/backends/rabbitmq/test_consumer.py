@@ -287,7 +287,7 @@ class TestKeptOutcomes:
         assert again.deliveries == 2
         with pytest.raises(AlreadySettled):
             await old.release()
-        await consumer.flush()
+        await consumer.flush_to_the_broker()
         await has_messages(node, backend, 1)
 
 

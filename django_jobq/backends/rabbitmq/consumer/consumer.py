@@ -139,13 +139,15 @@ class RabbitMQConsumer(Consumer):
             await asyncio.to_thread(self.backend.ensure, self.config, again=True)
             self._leave_if_stopped()
             self._session = session
-            name = self.backend.topology.work_queue(self.config)
-            await session.consume(name, lambda message: self._receive(session, message))
+            physical = self.backend.topology.work_queue(self.config)
+            await session.consume(physical, lambda message: self._receive(session, message))
             if not self._closing.is_set():
                 await session.lost.wait()
                 if session.is_cancelled:
+                    name = self.config.name
                     logger.warning("The broker cancelled the consumer of queue %s", name)
-            self._ready.clear()
+                # Of no use without their channel. A stopped consumer gives them back instead.
+                self._ready.clear()
         finally:
             # A stopped consumer keeps its channel, since deliveries of it may still be settled.
             if not (self._closing.is_set() and self._session is session):
