@@ -1,7 +1,8 @@
 """From an envelope to a backend: at once, or when the database transaction commits.
 
 1. Every publication is checked (queue, priority, size, database) before anything is sent.
-2. Outside a transaction, or with ``on_commit=False``, it is submitted and its confirm awaited.
+2. Outside a transaction, or with ``on_commit=False``, it is submitted and its confirm awaited, for
+   as long as OPTIONS["publish_timeout"] says: once, however many jobs are enqueued together.
 3. Inside one, a plain hook is registered on the connection whose commit counts. After the commit
    each hook submits its jobs; the hook registered last waits for all of them, so a transaction
    costs one wait. A hook never raises: Django would drop the hooks behind it.
@@ -18,7 +19,7 @@ import datetime as dt
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -43,7 +44,8 @@ from django_jobq.registry import registry
 
 logger = logging.getLogger("django_jobq.producer")
 
-PUBLISH_TIMEOUT = 5.0
+# A transport keeps to publish_timeout itself and knows better what happened: its error comes first.
+_MARGIN = 0.5
 _LAST_MOMENT = dt.datetime.max.replace(tzinfo=dt.UTC).timestamp()
 
 
@@ -86,6 +88,67 @@ class _Checked:
         store = self.backend.defer if self.publication.front else self.backend.publish
         self.future = store(envelope, left)
 
+    @property
+    def is_late(self) -> bool:
+        return self.future is not None and not self.future.done()
+
+    def error(self) -> BaseException | None:
+        """Return why a submitted job is not known to be accepted, or None if it is."""
+        if self.future is None:
+            return None
+        try:
+            return self.future.exception(0)
+        except concurrent.futures.CancelledError as error:
+            return error
+        except TimeoutError:
+            limit = self.backend.options.publish_timeout
+            return BackendUnavailable(
+                f"the transport did not confirm within {limit:g} s; whether it has the job is not"
+                " known"
+            )
+
+
+@dataclasses.dataclass(slots=True)
+class _Batch:
+    """Hold what is waited for together, with the seconds that submitting it has taken so far."""
+
+    items: list[_Checked] = dataclasses.field(default_factory=list)
+    spent: float = 0.0
+    unavailable: dict[str, BackendUnavailable] = dataclasses.field(default_factory=dict)
+
+    def submit(self, item: _Checked) -> None:
+        """Submit a job; what the backend raises becomes its answer, so that others go on.
+
+        Once the time is up, a backend that was not available is not asked again.
+        """
+        began = time.monotonic()
+        try:
+            known = self.unavailable.get(item.backend.alias)
+            if known is not None and self.spent >= item.backend.options.publish_timeout:
+                raise known
+            item.submit()
+        except Exception as error:  # noqa: BLE001 - the caller asks for it when all are submitted
+            if isinstance(error, BackendUnavailable):
+                self.unavailable[item.backend.alias] = error
+            item.future = Future()
+            item.future.set_exception(error)
+        self.spent += time.monotonic() - began
+
+    def unanswered(self) -> list[Future[None]]:
+        """Return the futures that are to resolve yet."""
+        return [item.future for item in self.items if item.future and not item.future.done()]
+
+    def left(self) -> float:
+        """Return for how many seconds more the batch is waited for."""
+        longest = max((item.backend.options.publish_timeout for item in self.items), default=0.0)
+        return max(0.0, longest - self.spent) + _MARGIN
+
+    def wait(self) -> None:
+        """Wait until every future has resolved or the time is up."""
+        unanswered = self.unanswered()
+        if unanswered:
+            concurrent.futures.wait(unanswered, self.left())
+
 
 class _Ticket:
     """Live as long as the hook that holds it."""
@@ -99,7 +162,7 @@ class _Commits:
     """
 
     tickets: WeakSet[_Ticket] = dataclasses.field(default_factory=WeakSet)
-    unconfirmed: list[_Checked] = dataclasses.field(default_factory=list)
+    batch: _Batch = dataclasses.field(default_factory=_Batch)
 
 
 _commits: WeakKeyDictionary[BaseDatabaseWrapper, _Commits] = WeakKeyDictionary()
@@ -119,9 +182,9 @@ def enqueue(publications: Sequence[Publication]) -> list[EnqueuedJob]:
     Every publication is checked first, and what a check refuses publishes none of them. What the
     transport refuses is raised once the others are accepted.
     """
-    sent = _begin(publications)
-    _await_confirms([item for item in sent if item.connection is None])
-    return _finish(sent)
+    batch = _begin(publications)
+    batch.wait()
+    return _finish(batch)
 
 
 async def aenqueue(publications: Sequence[Publication]) -> list[EnqueuedJob]:
@@ -129,56 +192,44 @@ async def aenqueue(publications: Sequence[Publication]) -> list[EnqueuedJob]:
 
     A cancelled caller does not cancel the publishing.
     """
-    sent = await sync_to_async(_begin, thread_sensitive=True)(publications)
-    waiting = [item.future for item in sent if item.future is not None]
-    if not all(future.done() for future in waiting):
-        confirms = [asyncio.wrap_future(future) for future in waiting]
+    batch = await sync_to_async(_begin, thread_sensitive=True)(publications)
+    confirms = [asyncio.wrap_future(future) for future in batch.unanswered()]
+    if confirms:
         for confirm in confirms:
             # Looked at, or asyncio would complain of one that fails when nobody waits.
             confirm.add_done_callback(lambda done: done.cancelled() or done.exception())
         # Unlike wait_for() and gather(), it cancels nothing when the caller is cancelled.
-        _, late = await asyncio.wait(confirms, timeout=PUBLISH_TIMEOUT)
-        if late:
-            raise _out_of_time()
-    return await sync_to_async(_finish, thread_sensitive=True)(sent)
+        await asyncio.wait(confirms, timeout=batch.left())
+    return await sync_to_async(_finish, thread_sensitive=True)(batch)
 
 
-def _begin(publications: Sequence[Publication]) -> list[_Checked]:
+def _begin(publications: Sequence[Publication]) -> _Batch:
     """Check everything, then submit what waits for no commit and register hooks for the rest."""
     if not _observers:
         raise ImproperlyConfigured(
             "django_jobq is not in INSTALLED_APPS, so no worker would know this job: add"
             " 'django_jobq' to INSTALLED_APPS"
         )
-    checked = [_check(publication) for publication in publications]
-    for backend in {item.backend.alias: item.backend for item in checked}.values():
+    batch = _Batch([_check(publication) for publication in publications])
+    for backend in {item.backend.alias: item.backend for item in batch.items}.values():
         for observer in _observers:
             observer(backend)
-    for item in checked:
+    for item in batch.items:
         if item.connection is None:
-            _submit_now(item)
-    for connection in {id(item.connection): item.connection for item in checked}.values():
+            batch.submit(item)
+    for connection in {id(item.connection): item.connection for item in batch.items}.values():
         if connection is not None:
-            _bind(connection, [item for item in checked if item.connection is connection])
-    return checked
+            _bind(connection, [item for item in batch.items if item.connection is connection])
+    return batch
 
 
-def _submit_now(item: _Checked) -> None:
-    """Submit a job; what the backend raises becomes its answer, so that others go on."""
-    try:
-        item.submit()
-    except Exception as error:  # noqa: BLE001 - raised by _finish()
-        item.future = Future()
-        item.future.set_exception(error)
-
-
-def _finish(sent: Iterable[_Checked]) -> list[EnqueuedJob]:
+def _finish(batch: _Batch) -> list[EnqueuedJob]:
     """Raise what the transport said, or tell what was accepted."""
     handles = []
     errors = []
-    for item in sent:
-        if item.connection is None and item.future is not None:
-            error = _error_of(item.future)
+    for item in batch.items:
+        if item.connection is None:
+            error = item.error()
             if error is not None:
                 errors.append(error)
                 continue
@@ -245,62 +296,32 @@ def _bind(connection: BaseDatabaseWrapper, items: list[_Checked]) -> None:
     def publish_after_commit() -> None:
         commits.tickets.discard(ticket)
         for item in items:
-            _submit_committed(item, commits)
+            _submit_committed(item, commits.batch)
         if not commits.tickets:
-            unconfirmed, commits.unconfirmed = commits.unconfirmed, []
-            _settle_committed(unconfirmed)
+            batch, commits.batch = commits.batch, _Batch()
+            _settle_committed(batch)
 
     connection.on_commit(publish_after_commit)
 
 
-def _submit_committed(item: _Checked, commits: _Commits) -> None:
-    try:
-        item.submit()
-    except Exception as error:  # noqa: BLE001 - a hook that raises would drop those behind it
+def _submit_committed(item: _Checked, batch: _Batch) -> None:
+    batch.submit(item)
+    error = None if item.is_late else item.error()
+    if error is None:
+        batch.items.append(item)
+    else:
         _report(item, error)
-        return
-    commits.unconfirmed.append(item)
 
 
-def _settle_committed(items: list[_Checked]) -> None:
-    late = _wait_for([item.future for item in items if item.future is not None])
-    for item in items:
-        if item.future is None:
-            continue
-        if item.future in late:
-            _report(item, _out_of_time(), "may not have been published")
-            continue
-        error = _error_of(item.future)
+def _settle_committed(batch: _Batch) -> None:
+    batch.wait()
+    for item in batch.items:
+        what = "may not have been published" if item.is_late else "was NOT published"
+        error = item.error()
         if error is None:
             _announce(item)
         else:
-            _report(item, error)
-
-
-def _wait_for(futures: list[Future[None]]) -> set[Future[None]]:
-    """Return the futures that did not resolve in time."""
-    if all(future.done() for future in futures):
-        return set()
-    return concurrent.futures.wait(futures, PUBLISH_TIMEOUT).not_done
-
-
-def _error_of(future: Future[None]) -> BaseException | None:
-    try:
-        return future.exception(0)
-    except concurrent.futures.CancelledError as error:
-        return error
-
-
-def _await_confirms(items: Iterable[_Checked]) -> None:
-    if _wait_for([item.future for item in items if item.future is not None]):
-        raise _out_of_time()
-
-
-def _out_of_time() -> BackendUnavailable:
-    return BackendUnavailable(
-        f"the transport did not confirm within {PUBLISH_TIMEOUT:g} s; whether it has the job is"
-        " not known"
-    )
+            _report(item, error, what)
 
 
 def _report(item: _Checked, error: BaseException, what: str = "was NOT published") -> None:

@@ -218,7 +218,7 @@ def test_b167_enqueueing_in_transactions_keeps_nothing(memory: MemoryBackend) ->
     assert publish(10) <= 2
     assert publish(100) <= 2
     assert memory.clear("default") == 110
-    assert all(not commits.unconfirmed for commits in _commits.values())
+    assert all(not commits.batch.items for commits in _commits.values())
 
 
 def test_b167_jobs_made_for_one_call_are_freed(memory: MemoryBackend) -> None:
