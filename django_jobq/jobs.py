@@ -114,7 +114,7 @@ class Job(Generic[P, R]):
     @property
     def signature(self) -> inspect.Signature:
         """Return the signature that arguments are bound to, without the context."""
-        return _signature_of(self.func, self.takes_context)
+        return _signature_of(self.func, takes_context=self.takes_context)
 
     def using(
         self,
@@ -181,7 +181,7 @@ class Job(Generic[P, R]):
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise InvalidArguments(f"{self.name}{self.signature}: {error}") from None
-        names = _positional_names(self.func, self.takes_context)
+        names = _positional_names(self.func, takes_context=self.takes_context)
         return PreparedJob(
             job=self,
             args=[
@@ -382,7 +382,7 @@ def job(
 
 # Kept by function, since using() makes a new Job for every call.
 @cache
-def _signature_of(func: Callable[..., Any], takes_context: bool) -> inspect.Signature:
+def _signature_of(func: Callable[..., Any], *, takes_context: bool) -> inspect.Signature:
     signature = inspect.signature(func)
     if not takes_context:
         return signature
@@ -390,9 +390,9 @@ def _signature_of(func: Callable[..., Any], takes_context: bool) -> inspect.Sign
 
 
 @cache
-def _positional_names(func: Callable[..., Any], takes_context: bool) -> list[str]:
+def _positional_names(func: Callable[..., Any], *, takes_context: bool) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = _signature_of(func, takes_context).parameters
+    parameters = _signature_of(func, takes_context=takes_context).parameters
     return [name for name, item in parameters.items() if item.kind in kinds]
 
 
@@ -408,7 +408,7 @@ def _check_function(
             f"{func.__qualname__} is not at module level, so a worker cannot import it; move it, or"
             " give it a name= and define it at import"
         )
-    if takes_context and _positional_names(func, False)[:1] != ["context"]:
+    if takes_context and _positional_names(func, takes_context=False)[:1] != ["context"]:
         raise InvalidJob(f"{func.__qualname__} takes_context, so its first parameter is 'context'")
     return func
 

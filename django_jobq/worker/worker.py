@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 from django_jobq.backends.base import Backend, Consumer, Delivery
 from django_jobq.exceptions import BackendUnavailable, ConsumerStopped, InvalidJob
@@ -89,7 +90,7 @@ class Worker:
         """Ask the worker to stop; callable from any thread, before `run()` and repeatedly."""
         self._stop_requested = True
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._begin_stop, True)
+            self._loop.call_soon_threadsafe(partial(self._begin_stop, with_deadline=True))
 
     async def run(self) -> WorkerStats:
         """Work until stopped and return the counts; raise ConsumerStopped if a queue gave up."""
@@ -231,7 +232,7 @@ class Worker:
 
     # Stopping
 
-    def _begin_stop(self, with_deadline: bool) -> None:
+    def _begin_stop(self, *, with_deadline: bool) -> None:
         assert self._loop is not None
         self._stop_requested = self._runner.stopping = True
         if with_deadline and self._deadline is None:
