@@ -30,7 +30,7 @@ from django_jobq.context import JobContext, current_job
 from django_jobq.durations import Duration
 from django_jobq.envelope import Envelope
 from django_jobq.exceptions import InvalidArguments, InvalidDuration, InvalidJob
-from django_jobq.producer import EnqueuedJob, Publication
+from django_jobq.publication import EnqueuedJob, Publication
 from django_jobq.queues import DEFAULT_QUEUE, check_queue_name
 from django_jobq.registry import registry
 from django_jobq.retry import RetryDeclaration, RetryPolicy

@@ -23,7 +23,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, TestCase, override_settings
 from django.urls import path
 
-from django_jobq import aenqueue_many, enqueue_many, job, producer, signals
+from django_jobq import aenqueue_many, commits, enqueue_many, job, producer, publication, signals
 from django_jobq.backends.base import Backend, Consumer, Counts
 from django_jobq.backends.handler import backends
 from django_jobq.conf import MEMORY_BACKEND
@@ -39,7 +39,7 @@ from django_jobq.exceptions import (
     UnknownDatabase,
     UnknownQueue,
 )
-from django_jobq.producer import Publication
+from django_jobq.publication import Publication
 from django_jobq.queues import QueueConfig
 from tests.app.jobs import note
 from tests.app.models import Row
@@ -188,7 +188,7 @@ def remote() -> Iterator[RemoteBackend]:
         assert isinstance(backend, RemoteBackend)
         yield backend
     # What one test leaves without an answer is not waited for in the next one.
-    producer._commits.clear()
+    commits._commits.clear()
 
 
 @pytest.fixture
@@ -716,7 +716,7 @@ def test_a_delay_is_measured_from_the_call_and_not_from_the_commit(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(
-        producer, "time", types.SimpleNamespace(time=time.time, monotonic=lambda: now)
+        publication, "time", types.SimpleNamespace(time=time.time, monotonic=lambda: now)
     )
     with transaction.atomic():
         note.enqueue_after("60s", "a")
