@@ -44,8 +44,8 @@ from django_jobq import (
 from django_jobq.backends.base import BackendOptions
 from django_jobq.backends.handler import backends, build
 from django_jobq.backends.memory import MemoryBackend, MemoryDeadLetter, MemoryOptions
+from django_jobq.call_options import CallOptions
 from django_jobq.envelope import Envelope
-from django_jobq.jobs import CallOptions
 from django_jobq.management.commands import runworker
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
