@@ -22,7 +22,8 @@ from django_jobq.registry import place_of, registry
 from django_jobq.worker.buffer import RoundRobinBuffer
 from django_jobq.worker.events import Result
 from django_jobq.worker.executor import CallerExecutor, Executor, LaneExecutor
-from django_jobq.worker.runner import JobRunner, WorkerStats
+from django_jobq.worker.runner import JobRunner
+from django_jobq.worker.stats import WorkerStats
 
 logger = logging.getLogger("django_jobq.worker")
 

@@ -31,7 +31,7 @@ from django_jobq.exceptions import JobqError
 from django_jobq.registry import registry
 from django_jobq.worker.console import show_logs
 from django_jobq.worker.databases import keep_connections
-from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import DEFAULT_CONCURRENCY, Worker
 
 EXIT_RECYCLED = 75
