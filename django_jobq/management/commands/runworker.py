@@ -72,6 +72,10 @@ class Command(BaseCommand):
             default=DEFAULT_CONCURRENCY,
             help="how many jobs run at once (default: %(default)s)",
         )
+        self._add_ends(parser)
+
+    def _add_ends(self, parser: CommandParser) -> None:
+        """Define the options that say when the worker ends, and how."""
         parser.add_argument(
             "--burst", action="store_true", help="run what is due, then print the counts and exit"
         )
