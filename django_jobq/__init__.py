@@ -2,8 +2,9 @@
 
 from django_jobq.context import JobContext, current_job
 from django_jobq.control import Defer, Fatal, JobControl, JobTimeout, Retry
-from django_jobq.jobs import Job, PreparedJob, aenqueue_many, enqueue_many, job
-from django_jobq.producer import EnqueuedJob
+from django_jobq.decorator import job
+from django_jobq.jobs import Job, PreparedJob, aenqueue_many, enqueue_many
+from django_jobq.publication import EnqueuedJob
 from django_jobq.retry import RetryPolicy
 
 __version__ = "0.1.0"

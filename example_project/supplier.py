@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, port: int, rate_limit: RateLimit, log_requests: bool) -> None:
+    def __init__(self, port: int, rate_limit: RateLimit, *, log_requests: bool) -> None:
         self.rate_limit = rate_limit
         self.log_requests = log_requests
         super().__init__(("127.0.0.1", port), _Handler)
@@ -99,7 +99,7 @@ class Supplier:
     def __init__(
         self, port: int = 0, *, limit: int = 2, window: float = 1.0, log_requests: bool = False
     ) -> None:
-        self._server = _Server(port, RateLimit(limit, window), log_requests)
+        self._server = _Server(port, RateLimit(limit, window), log_requests=log_requests)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), name="supplier", daemon=True
         )

@@ -14,7 +14,7 @@ from django_jobq.backends.memory import ManualClock, MemoryBackend
 from django_jobq.conf import AliasSettings
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
-from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import Worker
 
 RECORD = Path(__file__).parent.parent / "build" / "contract.json"

@@ -219,7 +219,7 @@ def test_options_are_typed(options: dict[str, Any], expected: BackendOptions) ->
         (
             {"x": 5},
             "JOBQ['default']['OPTIONS']: unknown key 'x'; known: allow_in_production, max_payload,"
-            " max_pending, unknown_job_grace",
+            " max_pending, publish_timeout, unknown_job_grace",
         ),
         (
             {"max_payload": 0},

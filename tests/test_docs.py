@@ -44,8 +44,8 @@ from django_jobq import (
 from django_jobq.backends.base import BackendOptions
 from django_jobq.backends.handler import backends, build
 from django_jobq.backends.memory import MemoryBackend, MemoryDeadLetter, MemoryOptions
+from django_jobq.call_options import CallOptions
 from django_jobq.envelope import Envelope
-from django_jobq.jobs import CallOptions
 from django_jobq.management.commands import runworker
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
@@ -379,7 +379,12 @@ def test_the_options_of_every_backend_are_named_as_such() -> None:
             SETTINGS,
             "## Options of the memory backend",
             MemoryOptions,
-            {"max_payload": "131072", "max_pending": "no limit", "unknown_job_grace": '`"5m"`'},
+            {
+                "max_payload": "131072",
+                "max_pending": "no limit",
+                "publish_timeout": '`"5s"`',
+                "unknown_job_grace": '`"5m"`',
+            },
         ),
         (JOBS, "## `JobContext`", JobContext, {"job_id": "a new one", "queue": '`"default"`'}),
     ],
@@ -409,7 +414,8 @@ def _quoted(field: dataclasses.Field[Any]) -> Iterable[str]:
 def test_the_defaults_that_pages_spell_out_are_right() -> None:
     assert (RetryPolicy().base, RetryPolicy().max) == (1.0, 300.0)
     options = MemoryOptions()
-    assert (options.max_payload, options.unknown_job_grace) == (131072, 300.0)
+    assert (options.max_payload, options.publish_timeout) == (131072, 5.0)
+    assert options.unknown_job_grace == 300.0
     assert rows(section("reference/commands", "## `runworker`"))["--concurrency"].split("|")[
         2
     ].strip() == str(runworker.DEFAULT_CONCURRENCY)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
 import gc
 import threading
@@ -22,7 +23,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, TestCase, override_settings
 from django.urls import path
 
-from django_jobq import aenqueue_many, enqueue_many, job, producer, signals
+from django_jobq import aenqueue_many, commits, enqueue_many, job, producer, publication, signals
 from django_jobq.backends.base import Backend, Consumer, Counts
 from django_jobq.backends.handler import backends
 from django_jobq.conf import MEMORY_BACKEND
@@ -38,7 +39,7 @@ from django_jobq.exceptions import (
     UnknownDatabase,
     UnknownQueue,
 )
-from django_jobq.producer import Publication
+from django_jobq.publication import Publication
 from django_jobq.queues import QueueConfig
 from tests.app.jobs import note
 from tests.app.models import Row
@@ -135,6 +136,12 @@ def never_answer(backend: RemoteBackend) -> None:
     """Leave everything without an answer."""
 
 
+def hang(_: RemoteBackend) -> None:
+    """Answer no sooner than the time is up, and then only that there is none."""
+    time.sleep(0.05)
+    raise BackendUnavailable("no answer")
+
+
 def answer_at(
     count: int, unless: Callable[[], object] = lambda: False
 ) -> Callable[[RemoteBackend], None]:
@@ -181,13 +188,13 @@ def remote() -> Iterator[RemoteBackend]:
         assert isinstance(backend, RemoteBackend)
         yield backend
     # What one test leaves without an answer is not waited for in the next one.
-    producer._commits.clear()
+    commits._commits.clear()
 
 
 @pytest.fixture
-def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_wait(remote: RemoteBackend) -> None:
     """Let an answer that never comes be waited for only briefly."""
-    monkeypatch.setattr(producer, "PUBLISH_TIMEOUT", 0.05)
+    remote.options = dataclasses.replace(remote.options, publish_timeout=0.05)
 
 
 @pytest.fixture
@@ -282,8 +289,73 @@ def test_a_transport_that_does_not_answer_in_time_is_unavailable(
     assert told.enqueued == []
 
 
-def test_the_time_for_an_answer_is_bounded() -> None:
-    assert producer.PUBLISH_TIMEOUT == 5.0
+def test_an_answer_is_waited_for_as_long_as_the_alias_says() -> None:
+    entry = {**REMOTE, "OPTIONS": {"publish_timeout": "200ms"}}
+    with override_settings(JOBQ={"default": entry}):
+        backends["default"].on_submit = never_answer  # type: ignore[attr-defined]
+        began = time.monotonic()
+        with pytest.raises(BackendUnavailable, match=r"did not confirm within 0\.2 s"):
+            note.enqueue("hello")
+        assert 0.2 <= time.monotonic() - began < DEADLINE
+
+
+def test_several_aliases_are_waited_for_as_long_as_the_most_patient_one_says() -> None:
+    @job(name="tests.elsewhere", backend="slow")
+    def note_elsewhere(text: str) -> None: ...
+
+    with override_settings(
+        JOBQ={
+            "default": {**REMOTE, "OPTIONS": {"publish_timeout": "200ms"}},
+            "slow": {**REMOTE, "OPTIONS": {"publish_timeout": "30s"}},
+        }
+    ):
+        slow = backends["slow"]
+        late = threading.Timer(1.0, lambda: slow.settle_all())  # type: ignore[attr-defined]
+        slow.on_submit = lambda _: late.start()  # type: ignore[attr-defined]
+        enqueue_many([note.prepare("a"), note_elsewhere.prepare("b")])
+        late.join()
+
+
+def test_the_error_of_a_transport_that_keeps_to_its_time_comes_first(
+    remote: RemoteBackend, short_wait: None
+) -> None:
+    precise = BackendUnavailable("node 7 did not confirm")
+    late = threading.Timer(0.15, lambda: remote.settle_all(precise))
+    remote.on_submit = lambda _: late.start()
+    with pytest.raises(BackendUnavailable) as caught:
+        note.enqueue("hello")
+    late.join()
+    assert caught.value is precise
+
+
+@pytest.mark.usefixtures("short_wait")
+def test_what_was_accepted_is_told_when_another_job_has_no_answer(
+    remote: RemoteBackend, told: Told
+) -> None:
+    remote.on_submit = lambda backend: backend.settle_all() if backend.texts == ["a"] else None
+    with pytest.raises(BackendUnavailable, match="did not confirm"):
+        enqueue_many([note.prepare("a"), note.prepare("b")])
+    assert told.enqueued == ["a"]
+
+
+@pytest.mark.usefixtures("short_wait")
+def test_a_transport_that_hangs_is_not_asked_for_each_job_of_a_list(remote: RemoteBackend) -> None:
+    remote.on_submit = hang
+    with pytest.raises(BackendUnavailable, match="no answer"):
+        enqueue_many(note.prepare(str(number)) for number in range(50))
+    assert len(remote.sent) <= 2
+
+
+@pytest.mark.usefixtures("short_wait")
+def test_a_transport_that_was_only_slow_gets_all_jobs_of_a_list(remote: RemoteBackend) -> None:
+    def connect_slowly(backend: RemoteBackend) -> None:
+        if len(backend.sent) == 1:
+            time.sleep(0.1)
+        backend.settle_all()
+
+    remote.on_submit = connect_slowly
+    enqueue_many(note.prepare(text) for text in "abc")
+    assert remote.texts == ["a", "b", "c"]
 
 
 def test_a_closed_backend_refuses_at_once(remote: RemoteBackend) -> None:
@@ -644,7 +716,7 @@ def test_a_delay_is_measured_from_the_call_and_not_from_the_commit(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(
-        producer, "time", types.SimpleNamespace(time=time.time, monotonic=lambda: now)
+        publication, "time", types.SimpleNamespace(time=time.time, monotonic=lambda: now)
     )
     with transaction.atomic():
         note.enqueue_after("60s", "a")
@@ -926,6 +998,37 @@ def test_no_answer_after_the_commit_is_told_once(
     assert "the transport did not confirm within 0.05 s" in caplog.messages[0]
     remote.settle_all(PublishFailed("much later"), wait=True)
     assert [text for text, _ in told.failed] == ["a", "b"]
+
+
+@committing
+@pytest.mark.usefixtures("short_wait")
+def test_a_transport_that_hangs_is_not_asked_for_each_job_of_a_transaction(
+    remote: RemoteBackend, told: Told
+) -> None:
+    remote.on_submit = hang
+    with transaction.atomic():
+        for number in range(50):
+            note.enqueue(str(number))
+    assert len(remote.sent) <= 2
+    assert [text for text, _ in told.failed] == [str(number) for number in range(50)]
+
+
+@committing
+@pytest.mark.usefixtures("short_wait")
+def test_the_time_that_foreign_hooks_take_is_not_the_transports(remote: RemoteBackend) -> None:
+    refusals = iter([BackendUnavailable("the connection is just being replaced")])
+
+    def refuse_once(backend: RemoteBackend) -> None:
+        for refusal in refusals:
+            raise refusal
+        backend.settle_all()
+
+    remote.on_submit = refuse_once
+    with transaction.atomic():
+        note.enqueue("refused")
+        transaction.on_commit(lambda: time.sleep(0.2))
+        note.enqueue("accepted")
+    assert remote.texts == ["refused", "accepted"]
 
 
 @committing

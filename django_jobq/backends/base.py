@@ -71,6 +71,7 @@ class BackendOptions:
     """Hold the OPTIONS that every backend has; sizes are bytes and durations seconds."""
 
     max_payload: int = conf.option(128 * 1024, conf.read_positive_int)
+    publish_timeout: float = conf.option(5.0, durations.parse_positive)
     unknown_job_grace: float = conf.option(300.0, durations.parse_setting)
 
 

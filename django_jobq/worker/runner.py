@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from functools import partial
@@ -45,6 +44,7 @@ from django_jobq.worker.outcomes import (
     Succeeded,
     decide,
 )
+from django_jobq.worker.stats import WorkerStats
 
 logger = logging.getLogger("django_jobq.worker")
 
@@ -53,34 +53,6 @@ _UNKNOWN_STEP = 30.0
 # A settle that fails at once would otherwise bring the job back in a tight loop.
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 10.0
-
-
-@dataclasses.dataclass(slots=True)
-class WorkerStats:
-    """Count what a worker did."""
-
-    succeeded: int = 0
-    retried: int = 0
-    deferred: int = 0
-    dead_lettered: int = 0
-    handed_back: int = 0
-    held: int = 0
-    settle_failures: int = 0
-
-    def count(self, outcome: Outcome) -> None:
-        """Add one settled outcome."""
-        name = _STAT_OF[type(outcome)]
-        setattr(self, name, getattr(self, name) + 1)
-
-
-_STAT_OF: dict[type, str] = {
-    Succeeded: "succeeded",
-    Retried: "retried",
-    Deferred: "deferred",
-    DeadLettered: "dead_lettered",
-    HandedBack: "handed_back",
-    Held: "held",
-}
 
 
 class JobRunner:

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from django_jobq.backends.base import Backend, Consumer, Delivery
 from django_jobq.exceptions import BackendUnavailable, ConsumerStopped, InvalidJob
 from django_jobq.registry import place_of, registry
 from django_jobq.worker.buffer import RoundRobinBuffer
+from django_jobq.worker.ending import Ending
 from django_jobq.worker.events import Result
 from django_jobq.worker.executor import CallerExecutor, Executor, LaneExecutor
-from django_jobq.worker.runner import JobRunner, WorkerStats
+from django_jobq.worker.runner import JobRunner
+from django_jobq.worker.stats import WorkerStats
 
 logger = logging.getLogger("django_jobq.worker")
 
@@ -65,17 +67,13 @@ class Worker:
         self.abandoned = 0
         self._burst = burst
         self._max_jobs = max_jobs
-        self._shutdown_timeout = shutdown_timeout
         self._in_process = in_process or on_caller
         self._executor: Executor = CallerExecutor() if on_caller else LaneExecutor(self.concurrency)
         self._runner = JobRunner(backend, self._executor)
         self._running: dict[asyncio.Task[None], Delivery] = {}
         self._stuck: list[Result] = []
         self._stopped_consumer: ConsumerStopped | None = None
-        self._stop_requested = False
-        self._deadline: float | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed: asyncio.Event | None = None
+        self._ending = Ending(shutdown_timeout)
 
     @property
     def stats(self) -> WorkerStats:
@@ -89,19 +87,16 @@ class Worker:
 
     def shutdown(self) -> None:
         """Ask the worker to stop; callable from any thread, before `run()` and repeatedly."""
-        self._stop_requested = True
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._begin_stop, True)
+        self._ending.ask()
 
     async def run(self) -> WorkerStats:
         """Work until stopped and return the counts; raise ConsumerStopped if a queue gave up."""
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
+        self._ending.attach()
         _refuse_conflicts()
-        if self._stop_requested:
+        if self._ending.requested:
             return self.stats
         await self._declare()
-        if self._stop_requested:
+        if self._ending.requested:
             return self.stats
         self._executor.start()
         buffer = RoundRobinBuffer(config.name for config in self.configs)
@@ -109,17 +104,11 @@ class Worker:
             config.name: self.backend.consume(config.name, self._prefetch(config.prefetch))
             for config in self.configs
         }
-        tasks = [
-            asyncio.create_task(self._pull(name, consumer, buffer))
-            for name, consumer in consumers.items()
-        ]
-        tasks.append(asyncio.create_task(self._dispatch(buffer)))
-        if self._burst:
-            tasks.append(asyncio.create_task(self._watch_for_idleness(buffer)))
+        tasks = self._start_working(consumers, buffer)
         try:
             await self._wait_for_stop(tasks)
         except BaseException:
-            self._begin_stop(with_deadline=True)
+            self._ending.begin(with_deadline=True)
             raise
         finally:
             await self._stop(tasks, list(consumers.values()), buffer)
@@ -127,18 +116,27 @@ class Worker:
             raise self._stopped_consumer
         return self.stats
 
+    def _start_working(
+        self, consumers: Mapping[str, Consumer], buffer: RoundRobinBuffer
+    ) -> list[asyncio.Task[None]]:
+        work = [self._pull(name, consumer, buffer) for name, consumer in consumers.items()]
+        work.append(self._dispatch(buffer))
+        if self._burst:
+            work.append(self._watch_for_idleness(buffer))
+        return [asyncio.create_task(item) for item in work]
+
     def _prefetch(self, configured: int | None) -> int:
         return 2 * self.concurrency if configured is None else configured
 
     async def _declare(self) -> None:
         """Make sure of the queues; wait for a backend that is not there yet."""
         pause = _FIRST_CONNECT_PAUSE
-        while not self._stop_requested:
+        while not self._ending.requested:
             try:
                 await asyncio.to_thread(self.backend.declare, self.configs)
             except BackendUnavailable as error:
                 logger.warning("Cannot start yet, next try in %.0f s: %s", pause, error)
-                await self._wait_for_change(pause)
+                await self._ending.wait(pause)
                 pause = min(2 * pause, _LONGEST_CONNECT_PAUSE)
             else:
                 return
@@ -152,11 +150,11 @@ class Worker:
                 buffer.put(queue, delivery)
         except Exception as error:  # noqa: BLE001 - raised again once the worker has drained
             cause = error
-        if not self._stop_requested and self._stopped_consumer is None:
+        if not self._ending.requested and self._stopped_consumer is None:
             logger.error("The consumer of queue %s ended; stopping", queue, exc_info=cause)
             self._stopped_consumer = ConsumerStopped(queue)
             self._stopped_consumer.__cause__ = cause
-            self._begin_stop(with_deadline=True)
+            self._ending.begin(with_deadline=True)
 
     async def _dispatch(self, buffer: RoundRobinBuffer) -> None:
         slots = asyncio.Semaphore(self.concurrency)
@@ -164,7 +162,7 @@ class Worker:
         while self._max_jobs is None or started < self._max_jobs:
             await slots.acquire()
             delivery = await buffer.get()
-            if self._stop_requested:
+            if self._ending.requested:
                 buffer.put(delivery.queue, delivery)
                 return
             started += 1
@@ -175,7 +173,7 @@ class Worker:
             else:
                 slots.release()
                 await self._runner.hold(delivery, _ISOLATION_PATIENCE)
-        self._begin_stop(with_deadline=False)
+        self._ending.begin(with_deadline=False)
 
     def _start(self, delivery: Delivery, slots: asyncio.Semaphore) -> asyncio.Task[None]:
         task = asyncio.create_task(self._process(delivery, slots))
@@ -204,8 +202,8 @@ class Worker:
         finally:
             self._running.pop(task, None)
             slots.release()
-            if self._stop_requested:
-                self._notice_change()
+            if self._ending.requested:
+                self._ending.notice()
 
     async def _handle_stuck(self, result: Result) -> None:
         name = result.envelope.job if result.envelope else ""
@@ -218,7 +216,7 @@ class Worker:
         )
         self.recycled = True
         self._stuck.append(result)
-        self._begin_stop(with_deadline=True)
+        self._ending.begin(with_deadline=True)
 
     async def _watch_for_idleness(self, buffer: RoundRobinBuffer) -> None:
         """Stop once two looks in a row find nothing running, nothing buffered and nothing ready."""
@@ -230,39 +228,16 @@ class Worker:
                 self.backend.counts(config.name).ready for config in self.configs
             )
             looks = 0 if busy or ready else looks + 1
-        self._begin_stop(with_deadline=False)
+        self._ending.begin(with_deadline=False)
 
     # Stopping
-
-    def _begin_stop(self, with_deadline: bool) -> None:
-        assert self._loop is not None
-        self._stop_requested = self._runner.stopping = True
-        if with_deadline and self._deadline is None:
-            self._deadline = self._loop.time() + self._shutdown_timeout
-        self._notice_change()
-
-    def _notice_change(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-
-    async def _wait_for_change(self, longest: float | None = None) -> None:
-        assert self._loop is not None
-        assert self._changed is not None
-        left = longest
-        if self._deadline is not None:
-            left = max(0.0, self._deadline - self._loop.time())
-        try:
-            await asyncio.wait_for(self._changed.wait(), left)
-        except TimeoutError:
-            return
-        self._changed.clear()
 
     async def _wait_for_stop(self, tasks: list[asyncio.Task[None]]) -> None:
         """Return when a stop was asked for; raise if one of the worker's own tasks failed."""
         for task in tasks:
-            task.add_done_callback(lambda _: self._notice_change())
-        while not self._stop_requested:
-            await self._wait_for_change()
+            task.add_done_callback(lambda _: self._ending.notice())
+        while not self._ending.requested:
+            await self._ending.wait()
             for task in tasks:
                 if task.done() and not task.cancelled() and task.exception() is not None:
                     task.result()
@@ -273,8 +248,7 @@ class Worker:
         consumers: list[Consumer],
         buffer: RoundRobinBuffer,
     ) -> None:
-        assert self._loop is not None
-        self._stop_requested = True
+        self._ending.requested = self._runner.stopping = True
         for consumer in consumers:
             await consumer.stop()
         for task in tasks:
@@ -282,24 +256,14 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
         for delivery in buffer.drain():
             await self._runner.hand_back(delivery)
-        while self._running and not self._is_late():
-            await self._wait_for_change()
+        while self._running and not self._ending.is_late:
+            await self._ending.wait()
         await self._abandon()
         for result in self._stuck:
             await self._runner.settle(result)
         for consumer in consumers:
             await consumer.aclose()
-        await self._executor.stop(max(_LEAST_END, self._time_left()))
-
-    def _time_left(self) -> float:
-        assert self._loop is not None
-        if self._deadline is None:
-            return self._shutdown_timeout
-        return self._deadline - self._loop.time()
-
-    def _is_late(self) -> bool:
-        assert self._loop is not None
-        return self._deadline is not None and self._loop.time() >= self._deadline
+        await self._executor.stop(max(_LEAST_END, self._ending.time_left))
 
     async def _abandon(self) -> None:
         """Hand back what runs beyond the deadline."""

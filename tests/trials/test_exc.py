@@ -20,7 +20,7 @@ from django_jobq import Defer, Fatal, Retry, RetryPolicy, job, signals
 from django_jobq.backends.base import Counts
 from django_jobq.backends.memory import MemoryBackend
 from django_jobq.exceptions import InvalidArguments
-from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.stats import WorkerStats
 from tests.trials.project import within
 
 NOTHING = Counts(ready=0, held=0, reserved=0, dead=0)

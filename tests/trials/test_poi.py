@@ -17,7 +17,7 @@ from django_jobq.backends.handler import backends
 from django_jobq.backends.memory import ManualClock, MemoryBackend
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
-from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import Worker
 from tests.trials.project import within
 

@@ -197,7 +197,8 @@ def test_b167_enqueueing_in_transactions_keeps_nothing(memory: MemoryBackend) ->
     """A publisher that only ever enqueues holds no more after many transactions than after few."""
     from django.db import transaction
 
-    from django_jobq.producer import _Checked, _commits
+    from django_jobq.commits import _commits
+    from django_jobq.publication import Checked
 
     @job(name="trial.note")
     def note(number: int) -> None: ...
@@ -213,12 +214,12 @@ def test_b167_enqueueing_in_transactions_keeps_nothing(memory: MemoryBackend) ->
                 except ValueError:
                     pass
         gc.collect()
-        return sum(type(item) is _Checked for item in gc.get_objects())
+        return sum(type(item) is Checked for item in gc.get_objects())
 
     assert publish(10) <= 2
     assert publish(100) <= 2
     assert memory.clear("default") == 110
-    assert all(not commits.unconfirmed for commits in _commits.values())
+    assert all(not commits.batch.items for commits in _commits.values())
 
 
 def test_b167_jobs_made_for_one_call_are_freed(memory: MemoryBackend) -> None:

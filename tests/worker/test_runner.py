@@ -34,7 +34,8 @@ from django_jobq.worker.outcomes import (
     Retried,
     Succeeded,
 )
-from django_jobq.worker.runner import JobRunner, WorkerStats
+from django_jobq.worker.runner import JobRunner
+from django_jobq.worker.stats import WorkerStats
 
 DEADLINE = 20.0
 

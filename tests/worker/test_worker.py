@@ -30,7 +30,7 @@ from django_jobq.registry import registry
 from django_jobq.worker import attempt as attempt_module
 from django_jobq.worker import executor as executor_module
 from django_jobq.worker import runner as runner_module
-from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import DEFAULT_CONCURRENCY, Worker
 from tests.app.models import Row
 

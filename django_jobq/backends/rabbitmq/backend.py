@@ -218,15 +218,12 @@ class RabbitMQBackend(Backend):
             error = done.exception()
             if error is None:
                 accepted.set_result(None)
-            elif isinstance(error, PublishFailed) and not again and self._may_declare():
-                repair(error)
-            else:
+            elif again or not isinstance(error, PublishFailed) or not self._may_declare():
                 accepted.set_exception(error)
-
-        def repair(error: BaseException) -> None:
-            self._declared.clear()
-            declared = self._publisher.call(self._preparation(config))
-            declared.add_done_callback(lambda done: go_on(done, error))
+            else:
+                self._declared.clear()
+                declared = self._publisher.call(self._preparation(config))
+                declared.add_done_callback(lambda done: go_on(done, error))
 
         def go_on(declared: Future[list[Any]], error: BaseException) -> None:
             failure = declared.exception()

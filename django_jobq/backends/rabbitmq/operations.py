@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django_jobq.backends.rabbitmq.topology import Binding, Declaration, Exchange, Queue
+from django_jobq.backends.rabbitmq.topology import Binding, Declaration, Exchange
 
 
 def _nothing(_answer: Any) -> None:
@@ -54,29 +54,23 @@ def purge(queue: str) -> Operation:
 
 
 def _declare(item: Declaration, *, passive: bool) -> Operation:
+    if isinstance(item, Binding):
+        return _bind(item)
+    arguments = {"durable": True, "passive": passive, "arguments": dict(item.arguments)}
     if isinstance(item, Exchange):
         return Operation(
             method="exchange_declare",
-            arguments={
-                "exchange": item.name,
-                "exchange_type": item.kind,
-                "durable": True,
-                "passive": passive,
-                "arguments": dict(item.arguments),
-            },
+            arguments={"exchange": item.name, "exchange_type": item.kind, **arguments},
             text=f"declaring exchange {item.name!r}",
         )
-    if isinstance(item, Queue):
-        return Operation(
-            method="queue_declare",
-            arguments={
-                "queue": item.name,
-                "durable": True,
-                "passive": passive,
-                "arguments": dict(item.arguments),
-            },
-            text=f"declaring queue {item.name!r}",
-        )
+    return Operation(
+        method="queue_declare",
+        arguments={"queue": item.name, **arguments},
+        text=f"declaring queue {item.name!r}",
+    )
+
+
+def _bind(item: Binding) -> Operation:
     method = "exchange_bind" if item.to_exchange else "queue_bind"
     target = "destination" if item.to_exchange else "queue"
     source = "source" if item.to_exchange else "exchange"

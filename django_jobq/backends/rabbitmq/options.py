@@ -46,7 +46,6 @@ class RabbitMQOptions(BackendOptions):
     queue_type: QueueType = conf.option("classic", _one_of("classic", "quorum"))  # noqa: RUF009
     hold_type: QueueType | None = conf.option(None, _one_of("classic", "quorum"))  # noqa: RUF009
     heartbeat: float = conf.option(60.0, durations.parse_positive)
-    publish_timeout: float = conf.option(5.0, durations.parse_positive)
     connection_name: str = conf.option("django_jobq", _text)
     reconnect_base: float = conf.option(0.5, durations.parse_positive)
     reconnect_max: float = conf.option(30.0, durations.parse_positive)

@@ -31,7 +31,7 @@ from django_jobq.exceptions import JobqError
 from django_jobq.registry import registry
 from django_jobq.worker.console import show_logs
 from django_jobq.worker.databases import keep_connections
-from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import DEFAULT_CONCURRENCY, Worker
 
 EXIT_RECYCLED = 75
@@ -72,6 +72,10 @@ class Command(BaseCommand):
             default=DEFAULT_CONCURRENCY,
             help="how many jobs run at once (default: %(default)s)",
         )
+        self._add_ends(parser)
+
+    def _add_ends(self, parser: CommandParser) -> None:
+        """Define the options that say when the worker ends, and how."""
         parser.add_argument(
             "--burst", action="store_true", help="run what is due, then print the counts and exit"
         )
