@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime as dt
 import logging
@@ -130,10 +131,14 @@ class Batch:
         return max(0.0, longest - self.spent) + _MARGIN
 
     def wait(self) -> None:
-        """Wait until every future has resolved or the time is up."""
-        unanswered = self.unanswered()
-        if unanswered:
-            concurrent.futures.wait(unanswered, self.left())
+        """Wait until every future has resolved or the time is up.
+
+        The last mostly resolves last: who waits for it first wakes up once for all of them.
+        """
+        give_up = time.monotonic() + self.left()
+        for future in reversed(self.unanswered()):
+            with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
+                future.exception(max(0.0, give_up - time.monotonic()))
 
 
 def check(publication: Publication) -> Checked:

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from django_jobq.backends.base import Backend, Cause, Counts
@@ -15,7 +16,7 @@ from django_jobq.backends.rabbitmq import codec, operations
 from django_jobq.backends.rabbitmq.consumer import Link, RabbitMQConsumer, RabbitMQDelivery
 from django_jobq.backends.rabbitmq.operations import Operation
 from django_jobq.backends.rabbitmq.options import RabbitMQOptions
-from django_jobq.backends.rabbitmq.publisher import Publisher
+from django_jobq.backends.rabbitmq.publisher import Publish, Publisher
 from django_jobq.backends.rabbitmq.topology import MAX_HOLD, Declaration, Route, Topology
 from django_jobq.backends.rabbitmq.url import parse_url
 from django_jobq.conf import AliasSettings
@@ -208,34 +209,24 @@ class RabbitMQBackend(Backend):
 
     def _publish(self, config: QueueConfig, route: Route, message: codec.Message) -> Future[None]:
         """Publish; if the broker finds nothing there, declare and publish once more."""
-        accepted: Future[None] = Future()
+        recover = partial(self._declare_and_publish, config) if self._may_declare() else None
+        return self._publisher.publish(route.exchange, route.key, message, recover)
 
-        def write(*, again: bool) -> None:
-            written = self._publisher.publish(route.exchange, route.key, message)
-            written.add_done_callback(lambda done: finish(done, again=again))
-
-        def finish(done: Future[None], *, again: bool) -> None:
-            error = done.exception()
-            if error is None:
-                accepted.set_result(None)
-            elif again or not isinstance(error, PublishFailed) or not self._may_declare():
-                accepted.set_exception(error)
-            else:
-                self._declared.clear()
-                declared = self._publisher.call(self._preparation(config))
-                declared.add_done_callback(lambda done: go_on(done, error))
-
-        def go_on(declared: Future[list[Any]], error: BaseException) -> None:
+    def _declare_and_publish(
+        self, config: QueueConfig, item: Publish, error: PublishFailed
+    ) -> None:
+        def go_on(declared: Future[list[Any]]) -> None:
             failure = declared.exception()
             if failure is None:
                 self._declared.update((config.name, _SHARED))
-                write(again=True)
+                self._publisher.publish_again(item)
             else:
+                assert isinstance(failure, BackendError)
                 failure.__cause__ = error
-                accepted.set_exception(failure)
+                item.fail(failure)
 
-        write(again=False)
-        return accepted
+        self._declared.clear()
+        self._publisher.call(self._preparation(config)).add_done_callback(go_on)
 
     def _may_declare(self) -> bool:
         return self.settings.declare == "auto"

@@ -1,0 +1,95 @@
+"""What callers see: publish from any thread, and get a future.
+
+A forked child drops what it inherited without closing what its parent still uses.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from django_jobq.backends.rabbitmq.codec import Message
+from django_jobq.backends.rabbitmq.operations import Operation
+from django_jobq.backends.rabbitmq.options import RabbitMQOptions
+from django_jobq.backends.rabbitmq.publisher.engine import Engine
+from django_jobq.backends.rabbitmq.publisher.items import Call, Publish, Recover
+from django_jobq.backends.rabbitmq.url import BrokerAddress
+from django_jobq.exceptions import BackendUnavailable
+
+
+class Publisher:
+    """Give every thread of a process one connection to publish through."""
+
+    def __init__(self, address: BrokerAddress, options: RabbitMQOptions) -> None:
+        self._address, self._options = address, options
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._closed = False
+        _publishers.add(self)
+
+    def publish(
+        self, exchange: str, key: str, message: Message, recover: Recover | None = None
+    ) -> Future[None]:
+        """Write a message; the future resolves with its confirm, or raises what became of it."""
+        item = Publish(exchange, key, message, self._deadline(), recover)
+        self._running().submit(item)
+        return item.future
+
+    def publish_again(self, item: Publish) -> None:
+        """Write a message once more that found no place, with all of its time."""
+        item.deadline = self._deadline()
+        try:
+            self._running().submit(item)
+        except BackendUnavailable as error:
+            item.fail(error)
+
+    def call(self, operations: Sequence[Operation]) -> Future[list[Any]]:
+        """Run operations in order on a throwaway channel; the future has their answers."""
+        call = Call(operations, self._deadline())
+        self._running().submit(call)
+        return call.future
+
+    def close(self) -> None:
+        """Flush what is not confirmed yet, for a moment, and end the thread; final."""
+        with self._lock:
+            engine, self._engine, self._closed = self._engine, None, True
+        if engine is not None:
+            engine.stop()
+
+    def forget(self) -> None:
+        """Drop what a forked child inherited."""
+        _inherited.append(self._engine)
+        self._engine = None
+        self._lock = threading.Lock()
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._options.publish_timeout
+
+    def _running(self) -> Engine:
+        engine = self._engine
+        if engine is not None and engine.is_usable():
+            return engine
+        with self._lock:
+            if self._closed:
+                raise BackendUnavailable("the publisher is closed")
+            if self._engine is None or not self._engine.is_usable():
+                self._engine = Engine(self._address, self._options)
+                self._engine.start()
+            return self._engine
+
+
+_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
+_inherited: list[object] = []
+
+
+def _forget_all() -> None:
+    for publisher in list(_publishers):
+        publisher.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
