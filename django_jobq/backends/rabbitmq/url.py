@@ -7,7 +7,7 @@ No path and ``/`` both mean the vhost ``/``; a slash inside a vhost is written `
 from __future__ import annotations
 
 import dataclasses
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -34,9 +34,27 @@ def parse_url(url: str | None, path: str) -> BrokerAddress:
     """Return the address in a URL; errors begin with ``path`` and never show the URL."""
     if not url:
         raise ImproperlyConfigured(f"{path} is missing: write amqp://user:password@host/vhost")
+    parts, port = _split(url, path)
+    if parts.query or parts.fragment:
+        raise ImproperlyConfigured(
+            f"{path} has a query or fragment: what it sets belongs into OPTIONS, and in a password"
+            " '?' and '#' are written percent-encoded"
+        )
+    return BrokerAddress(
+        host=parts.hostname or "localhost",
+        port=port or _PORTS[parts.scheme],
+        user=unquote(parts.username) if parts.username else "guest",
+        password=unquote(parts.password) if parts.password else "guest",
+        vhost=_read_vhost(parts.path[1:], path),
+        tls=parts.scheme == "amqps",
+    )
+
+
+def _split(url: str, path: str) -> tuple[SplitResult, int | None]:
+    """Return the parts of a URL and its port, or raise without the text of what may quote it."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # whose text may quote the URL
+    except ValueError:
         raise ImproperlyConfigured(
             f"{path} is no readable URL; in a user or password write other characters than letters"
             " and digits percent-encoded"
@@ -44,25 +62,22 @@ def parse_url(url: str | None, path: str) -> BrokerAddress:
     if parts.scheme not in _PORTS:
         raise ImproperlyConfigured(f"{path} begins with {parts.scheme!r}, not with amqp or amqps")
     try:
-        port = parts.port
+        return parts, parts.port
     except ValueError:
         raise ImproperlyConfigured(
             f"{path} has no readable port; in a user or password write '/', '?', '#', '@' and ':'"
             " percent-encoded"
         ) from None
-    if parts.query or parts.fragment:
-        raise ImproperlyConfigured(
-            f"{path} has a query or fragment: what it sets belongs into OPTIONS, and in a password"
-            " '?' and '#' are written percent-encoded"
-        )
-    vhost = parts.path[1:]
-    if "/" in vhost:
+
+
+def _read_vhost(text: str, path: str) -> str:
+    if "/" in text:
         raise ImproperlyConfigured(f"{path} has a second slash; inside a vhost it is written %2F")
-    return BrokerAddress(
-        host=parts.hostname or "localhost",
-        port=port or _PORTS[parts.scheme],
-        user=unquote(parts.username) if parts.username else "guest",
-        password=unquote(parts.password) if parts.password else "guest",
-        vhost=unquote(vhost) or "/",
-        tls=parts.scheme == "amqps",
-    )
+    vhost = unquote(text) or "/"
+    # The consuming client, aiormq, puts a slash in its place and would join another vhost.
+    if "%2F" in vhost:
+        raise ImproperlyConfigured(
+            f"{path} names a vhost with '%2F' in its name, which cannot be consumed from: for a"
+            " slash write %2F once, as in amqp://host/a%2Fb; otherwise give the vhost another name"
+        )
+    return vhost

@@ -40,6 +40,7 @@ class TestURL:
             ("amqp://h/%2Fa", "/a"),
             ("amqp://h/a%20b", "a b"),
             ("amqp://h/a%25b", "a%b"),
+            ("amqp://h/a%252fb", "a%2fb"),
         ],
     )
     def test_b59_a_vhost_has_one_meaning(self, url: str, vhost: str) -> None:
@@ -48,6 +49,11 @@ class TestURL:
     @pytest.mark.parametrize("url", ["amqp://h//", "amqp://h/team/", "amqp://h/a/b", "amqp://h//a"])
     def test_b59_what_the_clients_read_differently_is_refused(self, url: str) -> None:
         with pytest.raises(ImproperlyConfigured, match=r"^JOBQ\['default'\]\['URL'\] .*%2F"):
+            parse_url(url, PATH)
+
+    @pytest.mark.parametrize("url", ["amqp://h/a%252Fb", "amqp://h/%252F"])
+    def test_b59_a_vhost_that_the_halves_would_not_share_is_refused(self, url: str) -> None:
+        with pytest.raises(ImproperlyConfigured, match=r"^JOBQ\['default'\]\['URL'\] .*%2F once"):
             parse_url(url, PATH)
 
     @pytest.mark.parametrize(
