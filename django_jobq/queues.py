@@ -20,7 +20,8 @@ class QueueConfig:
     """Configure one queue.
 
     ``prefetch`` None means twice the worker's concurrency and 0 no limit; ``max_priority`` is the
-    level of what returns from a deferral, 0 means no levels; ``message_ttl`` is seconds; raise
+    level of what returns from a deferral, 0 means no levels; ``durable`` is True, since no backend
+    keeps less than it can; ``message_ttl`` is seconds; raise
     ``revision`` to give the queue other arguments on a broker.
     """
 
@@ -31,6 +32,9 @@ class QueueConfig:
     durable: bool = True
     message_ttl: float | None = None
     revision: int = 1
+
+    def __post_init__(self) -> None:
+        _check_durable(self.durable, f"queue {self.name!r}")
 
     def level(self, priority: int, *, front: bool = False) -> int:
         """Return the level at which a job of this priority waits."""
@@ -128,9 +132,14 @@ def _parse_ttl(value: object, path: str) -> float | None:
         raise InvalidJob(f"{path}: {error}") from error
 
 
-def _parse_bool(value: object, path: str) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidJob(f"{path}: {value!r} is neither True nor False")
+def _check_durable(value: object, path: str) -> bool:
+    """Return True; what a restart of the broker may take away is no place for jobs."""
+    if value is not True:
+        raise InvalidJob(
+            f"{path}: {value!r} is refused, since jobs must survive a restart of their broker:"
+            " leave 'durable' out; work that may be lost belongs to an alias with the memory"
+            " backend"
+        )
     return value
 
 
@@ -144,7 +153,7 @@ _PARSERS: Mapping[str, Any] = {
     "prefetch": _parse_prefetch,
     "max_priority": _parse_max_priority,
     "retry": _parse_retry,
-    "durable": _parse_bool,
+    "durable": _check_durable,
     "message_ttl": _parse_ttl,
     "revision": _parse_revision,
 }

@@ -50,6 +50,12 @@ def test_the_check_is_registered_under_its_tag() -> None:
             " 0",
         ),
         (
+            {"default": {"BACKEND": RABBITMQ_BACKEND, "QUEUES": {"a": {"durable": False}}}},
+            "JOBQ['default']['QUEUES']['a']['durable']: False is refused, since jobs must survive a"
+            " restart of their broker: leave 'durable' out; work that may be lost belongs to an"
+            " alias with the memory backend",
+        ),
+        (
             {"default": {**MEMORY, "QUEUES": ["a*"]}},
             "JOBQ['default']['QUEUES']['a*']: a queue name holds neither *, # nor control"
             " characters",

@@ -47,7 +47,7 @@ def test_a_name_given_twice_is_one_queue() -> None:
         ({"max_priority": 0}, {"max_priority": 0}),
         ({"max_priority": None}, {"max_priority": 0}),
         ({"max_priority": 255}, {"max_priority": 255}),
-        ({"durable": False}, {"durable": False}),
+        ({"durable": True}, {"durable": True}),
         ({"retry": None}, {"retry": None}),
         ({"retry": 5}, {"retry": RetryPolicy(max_attempts=5)}),
         ({"retry": {}}, {"retry": RetryPolicy(max_attempts=3)}),
@@ -77,7 +77,13 @@ def test_options_of_a_queue(options, expected) -> None:
         ({"max_priority": -1}, "Q['email']['max_priority']: -1 is not within 0 and 255"),
         ({"max_priority": 256}, "Q['email']['max_priority']: 256 is not within 0 and 255"),
         ({"max_priority": "9"}, "Q['email']['max_priority']: '9' is no whole number"),
-        ({"durable": 1}, "Q['email']['durable']: 1 is neither True nor False"),
+        ({"durable": 1}, "Q['email']['durable']: 1 is refused, since jobs must survive"),
+        (
+            {"durable": False},
+            "Q['email']['durable']: False is refused, since jobs must survive a restart of their"
+            " broker: leave 'durable' out; work that may be lost belongs to an alias with the"
+            " memory backend",
+        ),
         (
             {"retry": 0},
             "Q['email']['retry']: retry: max_attempts 0 is no whole number from 1",
@@ -103,6 +109,13 @@ def test_a_wrong_option_is_refused_with_its_path(options, message: str) -> None:
     with pytest.raises(InvalidJob) as caught:
         parse_queues({"email": options}, "Q")
     assert str(caught.value).startswith(message)
+
+
+def test_a_queue_that_a_restart_takes_away_cannot_be_made() -> None:
+    with pytest.raises(
+        InvalidJob, match=r"^queue 'email': False is refused, .*leave 'durable' out"
+    ):
+        QueueConfig(name="email", durable=False)
 
 
 @pytest.mark.parametrize("value", ["email", None, 5, {"email"}])

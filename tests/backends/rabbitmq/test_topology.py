@@ -191,7 +191,7 @@ class TestTopology:
     def test_only_name_type_priority_and_ttl_shape_a_queue(self, queue_type: QueueType) -> None:
         topology = Topology(queue_type=queue_type)
         plain = list(topology.work(QueueConfig(name="a")))
-        other = QueueConfig(name="a", prefetch=99, durable=False, retry=RetryPolicy(max_attempts=9))
+        other = QueueConfig(name="a", prefetch=99, retry=RetryPolicy(max_attempts=9))
         assert list(topology.work(other)) == plain
         assert list(topology.shared()) == list(topology.shared())
 
