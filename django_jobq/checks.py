@@ -28,7 +28,7 @@ def check_jobq(**_: Any) -> list[checks.CheckMessage]:
         aliases = conf.load_aliases()
     except ImproperlyConfigured as error:
         return [_error("E001", str(error), "Correct the JOBQ setting.")]
-    found: list[checks.CheckMessage] = []
+    found: list[checks.CheckMessage] = list(_check_names())
     backends = {}
     for alias, entry in aliases.items():
         try:
@@ -45,6 +45,15 @@ def check_jobq(**_: Any) -> list[checks.CheckMessage]:
         elif job.backend in backends:
             found.extend(_check_queue(job, backends[job.backend]))
     return found
+
+
+def _check_names() -> Iterator[checks.CheckMessage]:
+    for name, suggestion in conf.unknown_settings().items():
+        yield _error(
+            "E008",
+            f"The setting {name} is read by nothing.",
+            f"Correct its name{suggestion}",
+        )
 
 
 def _check_production(backends: dict[str, Backend]) -> Iterator[checks.CheckMessage]:

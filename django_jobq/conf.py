@@ -27,6 +27,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "JOBQ_AUTODISCOVER": "jobs",
     "JOBQ_ON_DEAD_LETTER": None,
 }
+# Settings often keep the variable that they pass to from_url() under its own name.
+_OURS_TO_IGNORE = ("JOBQ_URL",)
 _SCHEMES = {"memory": MEMORY_BACKEND, "amqp": RABBITMQ_BACKEND, "amqps": RABBITMQ_BACKEND}
 _ALIAS_KEYS = ("BACKEND", "DATABASE", "DECLARE", "HOLDS", "OPTIONS", "QUEUES", "URL")
 _CHOICES = {"DECLARE": ("auto", "check", "never"), "HOLDS": ("broker",)}
@@ -55,6 +57,16 @@ class AliasSettings:
 def setting(name: str) -> Any:
     """Return a project-wide setting of ours, or its default."""
     return getattr(settings, name, _DEFAULTS[name])
+
+
+def unknown_settings() -> dict[str, str]:
+    """Return the JOBQ_* settings that nothing reads, each with a suggestion or the known names."""
+    known = [*_DEFAULTS, *_OURS_TO_IGNORE]
+    return {
+        name: suggest(name, _DEFAULTS)
+        for name in dir(settings)
+        if name.startswith("JOBQ_") and name not in known
+    }
 
 
 def is_test_process() -> bool:

@@ -251,3 +251,25 @@ def test_a_backend_whose_packages_are_missing_names_the_extra(
     assert error.msg.endswith(
         "No module named 'aio_pika'; run pip install \"django-jobq[rabbitmq]\""
     )
+
+
+@override_settings(JOBQ_AUTODISCOVERY="jobs", JOBQ_URL="amqp://guest:guest@localhost/")
+def test_e008_a_setting_that_nothing_reads() -> None:
+    assert found(default=MEMORY) == [
+        (
+            "jobq.E008",
+            "The setting JOBQ_AUTODISCOVERY is read by nothing.",
+            "Correct its name; did you mean 'JOBQ_AUTODISCOVER'?",
+        )
+    ]
+
+
+@override_settings(JOBQ_COLOUR="blue")
+def test_e008_names_the_known_settings_when_none_is_near() -> None:
+    [(_, _, hint)] = found(default=MEMORY)
+    assert hint == "Correct its name; known: JOBQ, JOBQ_AUTODISCOVER, JOBQ_ON_DEAD_LETTER"
+
+
+@override_settings(JOBQ_AUTODISCOVER=None, JOBQ_ON_DEAD_LETTER=None)
+def test_e008_leaves_the_known_settings_alone() -> None:
+    assert found(default=MEMORY) == []
