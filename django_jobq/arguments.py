@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from django_jobq.call_options import CallOptions
 from django_jobq.exceptions import InvalidArguments
 from django_jobq.serialization import JSON, dump
 
@@ -42,7 +44,8 @@ def bind(
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise InvalidArguments(f"{name}{signature}: {error}") from None
+        hint = _hint(kwargs, signature)
+        raise InvalidArguments(f"{name}{signature}: {error}{hint}") from None
     names = positional_names(func, takes_context=takes_context)
     named = [
         (names[i] if i < len(names) else f"number {i + 1}", value) for i, value in enumerate(args)
@@ -51,3 +54,12 @@ def bind(
         [dump(value, f"{name}: argument {key}") for key, value in named],
         {key: dump(value, f"{name}: argument {key}") for key, value in kwargs.items()},
     )
+
+
+def _hint(kwargs: Mapping[str, object], signature: inspect.Signature) -> str:
+    """Return where an option of the call belongs that was given as an argument."""
+    options = {field.name for field in dataclasses.fields(CallOptions)}
+    given = [key for key in kwargs if key in options and key not in signature.parameters]
+    if not given:
+        return ""
+    return f"; an option of the call is given as .using({', '.join(f'{key}=...' for key in given)})"

@@ -30,8 +30,14 @@ _DEFAULTS: Mapping[str, Any] = {
 # Settings often keep the variable that they pass to from_url() under its own name.
 _OURS_TO_IGNORE = ("JOBQ_URL",)
 _SCHEMES = {"memory": MEMORY_BACKEND, "amqp": RABBITMQ_BACKEND, "amqps": RABBITMQ_BACKEND}
+_SHORT_NAMES = {**_SCHEMES, "rabbitmq": RABBITMQ_BACKEND}
 _ALIAS_KEYS = ("BACKEND", "DATABASE", "DECLARE", "HOLDS", "OPTIONS", "QUEUES", "URL")
 _CHOICES = {"DECLARE": ("auto", "check", "never"), "HOLDS": ("broker",)}
+
+_NESTED = (
+    "write JOBQ = {'default': {'BACKEND': ...}}, or JOBQ = {'default': from_url(...)} with from_url"
+    " from django_jobq.conf"
+)
 
 T = TypeVar("T")
 
@@ -77,8 +83,15 @@ def is_test_process() -> bool:
 def load_aliases() -> dict[str, AliasSettings]:
     """Return the settings of every alias of JOBQ."""
     value = setting("JOBQ")
+    if isinstance(value, str):
+        raise ImproperlyConfigured(f"JOBQ is text; {_NESTED}")
     if not isinstance(value, Mapping):
-        raise ImproperlyConfigured("JOBQ is no dict of backends by alias")
+        raise ImproperlyConfigured(f"JOBQ is no dict of backends by alias; {_NESTED}")
+    for key, entry in value.items():
+        if key in _ALIAS_KEYS and not isinstance(entry, Mapping):
+            raise ImproperlyConfigured(
+                f"JOBQ has the key {key!r} where the name of an alias belongs; {_NESTED}"
+            )
     return {alias: _load_alias(alias, entry) for alias, entry in value.items()}
 
 
@@ -146,19 +159,7 @@ def _load_alias(alias: str, entry: object) -> AliasSettings:
     path = f"JOBQ[{alias!r}]"
     if not isinstance(entry, Mapping):
         raise ImproperlyConfigured(f"{path} is no dict; write from_url(...) or {{'BACKEND': ...}}")
-    for key in entry:
-        if key not in _ALIAS_KEYS:
-            raise ImproperlyConfigured(f"{path}: unknown key {key!r}{suggest(key, _ALIAS_KEYS)}")
-    if "BACKEND" not in entry:
-        raise ImproperlyConfigured(f"{path} has no 'BACKEND'")
-    for key, kind in (("BACKEND", str), ("DATABASE", str), ("OPTIONS", Mapping), ("URL", str)):
-        if key in entry and not isinstance(entry[key], kind):
-            raise ImproperlyConfigured(f"{path}[{key!r}] is no {kind.__name__.lower()}")
-    for key, choices in _CHOICES.items():
-        if entry.get(key, choices[0]) not in choices:
-            raise ImproperlyConfigured(
-                f"{path}[{key!r}]: {entry[key]!r} is none of {', '.join(choices)}"
-            )
+    _check_alias(entry, path)
     try:
         queues = (
             None if "QUEUES" not in entry else parse_queues(entry["QUEUES"], f"{path}['QUEUES']")
@@ -174,6 +175,38 @@ def _load_alias(alias: str, entry: object) -> AliasSettings:
         declare=entry.get("DECLARE", "auto"),
         options=entry.get("OPTIONS", {}),
     )
+
+
+def _check_alias(entry: Mapping[Any, Any], path: str) -> None:
+    """Refuse unknown keys, wrong types, and what is none of the choices."""
+    for key in entry:
+        if key not in _ALIAS_KEYS:
+            raise ImproperlyConfigured(f"{path}: unknown key {key!r}{suggest(key, _ALIAS_KEYS)}")
+    if "BACKEND" not in entry:
+        raise ImproperlyConfigured(f"{path} has no 'BACKEND'")
+    for key, kind in (("BACKEND", str), ("DATABASE", str), ("OPTIONS", Mapping), ("URL", str)):
+        if key in entry and not isinstance(entry[key], kind):
+            raise ImproperlyConfigured(f"{path}[{key!r}] is no {kind.__name__.lower()}")
+    for key, choices in _CHOICES.items():
+        if entry.get(key, choices[0]) not in choices:
+            raise ImproperlyConfigured(
+                f"{path}[{key!r}]: {entry[key]!r} is none of {', '.join(choices)}"
+            )
+    _check_dotted_path(entry["BACKEND"], path)
+
+
+def _check_dotted_path(name: str, path: str) -> None:
+    if "://" in name:
+        raise ImproperlyConfigured(
+            f"{path}['BACKEND'] is a URL, not the dotted path of a class; write"
+            " from_url(...), of django_jobq.conf, in place of the dict"
+        )
+    dotted = _SHORT_NAMES.get(name.lower())
+    if dotted is not None:
+        raise ImproperlyConfigured(
+            f"{path}['BACKEND']: {name!r} is not the dotted path of a class; write {dotted!r}, or"
+            " from_url(...) in place of the dict"
+        )
 
 
 def _read_query_value(text: str) -> Any:

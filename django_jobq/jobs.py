@@ -37,6 +37,20 @@ R = TypeVar("R")
 
 ExceptionTypes = tuple[type[BaseException], ...]
 _NO_OPTIONS = CallOptions()
+# What other libraries call enqueueing.
+_FOREIGN_NAMES = frozenset(
+    {
+        "apply_async",
+        "delay",
+        "delay_on_commit",
+        "perform_async",
+        "perform_later",
+        "push",
+        "schedule",
+        "send",
+        "send_with_options",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -73,6 +87,20 @@ class Job(Generic[P, R]):
         return f"<Job {self.name}>"
 
     if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Tell what other queues' names are called here."""
+            called = vars(self).get("__name__", "job")
+            hint = (
+                f": use {called}.enqueue(...), or {called}.using(delay='5m').enqueue(...) with"
+                " options"
+            )
+            raise AttributeError(
+                f"job {vars(self).get('name')} has no attribute {name!r}"
+                f"{hint if name in _FOREIGN_NAMES else ''}",
+                name=name,
+                obj=self,
+            )
 
         def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
             """Refuse to be called."""

@@ -92,9 +92,10 @@ def _parse_queue(name: object, options: object, path: str) -> QueueConfig:
 def suggest(wrong: object, known: Iterable[str]) -> str:
     """Return '; did you mean ...?' or the known names, to end an error text with."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(wrong), names, n=1)
+    by_folded = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(str(wrong).casefold(), by_folded, n=1)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {by_folded[close[0]]!r}?"
     return f"; known: {', '.join(names) or 'none'}"
 
 

@@ -16,6 +16,10 @@ from django_jobq.queues import QueueConfig
 from django_jobq.retry import RetryPolicy
 
 MEMORY = {"BACKEND": MEMORY_BACKEND}
+NESTED = (
+    "write JOBQ = {'default': {'BACKEND': ...}}, or JOBQ = {'default': from_url(...)} with from_url"
+    " from django_jobq.conf"
+)
 
 
 def alias(**options: Any) -> AliasSettings:
@@ -91,9 +95,37 @@ def test_settings_are_read_anew_each_time() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "JOBQ is no dict of backends by alias"),
-        ("memory://", "JOBQ is no dict of backends by alias"),
-        ([MEMORY], "JOBQ is no dict of backends by alias"),
+        (None, f"JOBQ is no dict of backends by alias; {NESTED}"),
+        ([MEMORY], f"JOBQ is no dict of backends by alias; {NESTED}"),
+        ("amqp://user:secret@host/", f"JOBQ is text; {NESTED}"),
+        (MEMORY, f"JOBQ has the key 'BACKEND' where the name of an alias belongs; {NESTED}"),
+        (
+            {"URL": "amqp://user:secret@host/", "QUEUES": ["a"]},
+            f"JOBQ has the key 'URL' where the name of an alias belongs; {NESTED}",
+        ),
+        (
+            {"default": {"BACKEND": "amqp://user:secret@host/"}},
+            "JOBQ['default']['BACKEND'] is a URL, not the dotted path of a class; write"
+            " from_url(...), of django_jobq.conf, in place of the dict",
+        ),
+        (
+            {"default": {"BACKEND": "memory"}},
+            "JOBQ['default']['BACKEND']: 'memory' is not the dotted path of a class; write"
+            " 'django_jobq.backends.memory.MemoryBackend', or from_url(...) in place of the dict",
+        ),
+        *(
+            (
+                {"default": {"BACKEND": name}},
+                f"JOBQ['default']['BACKEND']: {name!r} is not the dotted path of a class; write"
+                " 'django_jobq.backends.rabbitmq.RabbitMQBackend', or from_url(...) in place of"
+                " the dict",
+            )
+            for name in ("rabbitmq", "RabbitMQ", "amqp", "amqps")
+        ),
+        (
+            {"default": {"BACKEND": MEMORY_BACKEND, "queues": []}},
+            "JOBQ['default']: unknown key 'queues'; did you mean 'QUEUES'?",
+        ),
         (
             {"default": "memory://"},
             "JOBQ['default'] is no dict; write from_url(...) or {'BACKEND': ...}",

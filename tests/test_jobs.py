@@ -1,6 +1,7 @@
 """The job definition: what the decorator accepts, what a call is checked for, what is sent."""
 
 import contextlib
+import copy
 import dataclasses
 import datetime as dt
 import functools
@@ -26,6 +27,7 @@ from django_jobq import (
     job,
 )
 from django_jobq.backends.handler import backends
+from django_jobq.call_options import CallOptions
 from django_jobq.conf import MEMORY_BACKEND
 from django_jobq.context import set_current_job
 from django_jobq.envelope import Envelope
@@ -219,6 +221,60 @@ def test_an_unknown_option_is_refused() -> None:
         job(retries=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="eta"):
         note.using(eta="5m")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "hint"),
+    [
+        ({"delay": "5m"}, "'delay'; an option of the call is given as .using(delay=...)"),
+        (
+            {"priority": 5, "queue": "email"},
+            "'priority'; an option of the call is given as .using(priority=..., queue=...)",
+        ),
+        ({"colour": "red"}, "'colour'"),
+    ],
+)
+def test_an_option_given_as_an_argument_says_where_it_belongs(
+    kwargs: dict[str, Any], hint: str, memory
+) -> None:
+    with pytest.raises(InvalidArguments) as caught:
+        note.enqueue("hello", **kwargs)
+    assert str(caught.value).endswith(f": got an unexpected keyword argument {hint}")
+    assert memory.queue_names() == []
+
+
+@pytest.mark.parametrize("option", [field.name for field in dataclasses.fields(CallOptions)])
+def test_every_option_of_a_call_is_recognised_among_the_arguments(option: str) -> None:
+    with pytest.raises(InvalidArguments, match=rf"\.using\({option}=\.\.\.\)$"):
+        note.enqueue("hello", **{option: None})
+
+
+def test_a_parameter_may_be_called_like_an_option(memory) -> None:
+    @job(name="tests.wait")
+    def wait(delay: int) -> None: ...
+
+    wait.enqueue(delay=5)
+    with pytest.raises(InvalidArguments) as caught:
+        wait.enqueue()  # type: ignore[call-arg]
+    assert "using" not in str(caught.value)
+    assert [envelope.kwargs for envelope in memory.pending("default")] == [{"delay": 5}]
+
+
+@pytest.mark.parametrize("name", ["delay", "apply_async", "send", "perform_async"])
+def test_the_names_of_other_libraries_lead_to_enqueue(name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(note, name)
+    assert str(caught.value) == (
+        f"job tests.app.jobs.note has no attribute {name!r}: use note.enqueue(...), or"
+        " note.using(delay='5m').enqueue(...) with options"
+    )
+
+
+def test_another_name_is_only_unknown() -> None:
+    with pytest.raises(AttributeError, match=r"^job tests\.app\.jobs\.note has no attribute 'x'$"):
+        note.x  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(note, "delay")
+    assert copy.copy(note).name == note.name
 
 
 # Running it here

@@ -196,6 +196,8 @@ def test_a_priority_without_a_level_is_refused(max_priority: int, priority: int,
     ("wrong", "known", "text"),
     [
         ("emial", ["default", "email"], "; did you mean 'email'?"),
+        ("queues", ["OPTIONS", "QUEUES"], "; did you mean 'QUEUES'?"),
+        ("PREFETSCH", ["prefetch"], "; did you mean 'prefetch'?"),
         ("zzz", ["email", "default"], "; known: default, email"),
         ("zzz", [], "; known: none"),
         (5, ["default"], "; known: default"),
