@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from django_jobq.backends.base import Cause, attempts_made, clip
+from django_jobq.backends.base import Cause, attempts_made
 from django_jobq.envelope import Envelope
 
 CONTENT_TYPE = "application/json"
@@ -32,8 +32,6 @@ ATTEMPTS = "x-attempts"
 
 # Brokers before 4.0.1 take a copied x-death header for a cycle and drop the message.
 _BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
-# The headers of a message fit one frame of 128 KiB with all the others.
-_MAX_REASON = 16_000
 
 
 class _MessageIds:
@@ -83,10 +81,10 @@ def encode(envelope: Envelope, priority: int, *, held: float = 0.0) -> Message:
 def dead_letter(
     body: bytes, envelope: Envelope | None, queue: str, cause: Cause, reason: str
 ) -> Message:
-    """Return the message that files a job as a dead letter."""
+    """Return the message that files a job as a dead letter; ``reason`` is clipped already."""
     headers: dict[str, Any] = {
         DEATH_CAUSE: cause,
-        DEATH_REASON: clip(reason, _MAX_REASON),
+        DEATH_REASON: reason,
         ORIGINAL_QUEUE: queue,
         ATTEMPTS: attempts_made(envelope, cause),
     }
