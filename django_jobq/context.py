@@ -8,6 +8,7 @@ import time
 import uuid
 from contextvars import ContextVar
 from datetime import timedelta
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,19 @@ class JobContext:
         return self.attempt >= self.max_attempts
 
 
+_LOG_FIELDS = ("job_id", "job", "queue", "attempt")
 _current: ContextVar[JobContext | None] = ContextVar("django_jobq_current_job", default=None)
 
 
 def current_job() -> JobContext | None:
     """Return the context of the job that is running here, or None outside of jobs."""
     return _current.get()
+
+
+def current_log_fields() -> dict[str, Any]:
+    """Return the ``extra`` of a log record about the running job; nothing outside of jobs."""
+    context = _current.get()
+    return {} if context is None else {name: getattr(context, name) for name in _LOG_FIELDS}
 
 
 def set_current_job(context: JobContext) -> None:
@@ -62,8 +70,8 @@ class JobLogFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Complete the record; keep it in any case."""
-        context = current_job()
-        for name in ("job_id", "job", "queue", "attempt"):
+        fields = current_log_fields()
+        for name in _LOG_FIELDS:
             if not hasattr(record, name):
-                setattr(record, name, "" if context is None else getattr(context, name))
+                setattr(record, name, fields.get(name, ""))
         return True

@@ -109,6 +109,22 @@ class Envelope:
         )
 
 
+def decode_or_none(body: bytes) -> Envelope | None:
+    """Return the envelope of a body, or None if it is none."""
+    try:
+        return Envelope.decode(body)
+    except EnvelopeError:
+        return None
+
+
+def log_fields(envelope: Envelope | None, queue: str) -> dict[str, Any]:
+    """Return the ``extra`` of a log record about a job; None stands for a body that is none."""
+    job_id, job, attempt = (
+        (envelope.job_id, envelope.job, envelope.attempt) if envelope else (None, None, None)
+    )
+    return {"job_id": job_id, "job": job, "queue": queue, "attempt": attempt}
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 

@@ -18,7 +18,7 @@ from django.db.transaction import TransactionManagementError
 from django_jobq import signals
 from django_jobq.backends.base import Backend
 from django_jobq.backends.handler import backends
-from django_jobq.envelope import Envelope
+from django_jobq.envelope import Envelope, log_fields
 from django_jobq.exceptions import (
     BackendUnavailable,
     InvalidDuration,
@@ -191,7 +191,7 @@ def report(item: Checked, error: BaseException, what: str = "was NOT published")
         what,
         error,
         exc_info=error,
-        extra={"job_id": envelope.job_id, "job": envelope.job, "queue": envelope.queue},
+        extra=log_fields(envelope, envelope.queue),
     )
     signals.send(
         signals.job_enqueue_failed,

@@ -1,5 +1,6 @@
 """The envelope: its wire form, byte by byte, and what is refused on the way in."""
 
+import dataclasses
 import datetime as dt
 import json
 import math
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_jobq.envelope import MAX_ERRORS, Envelope
+from django_jobq.envelope import MAX_ERRORS, Envelope, decode_or_none, log_fields
 from django_jobq.exceptions import EnvelopeError
 from django_jobq.retry import RetryPolicy
 from django_jobq.serialization import dump, load
@@ -318,3 +319,25 @@ def test_the_history_keeps_the_last_errors() -> None:
 def test_an_envelope_does_not_change() -> None:
     with pytest.raises(AttributeError):
         MINIMAL.attempt = 2  # type: ignore[misc]
+
+
+@pytest.mark.contract(200)
+def test_the_fields_of_a_log_record_about_a_job() -> None:
+    envelope = dataclasses.replace(MINIMAL, attempt=4)
+    assert log_fields(envelope, "elsewhere") == {
+        "job_id": envelope.job_id,
+        "job": envelope.job,
+        "queue": "elsewhere",
+        "attempt": 4,
+    }
+    assert log_fields(None, "email") == {
+        "job_id": None,
+        "job": None,
+        "queue": "email",
+        "attempt": None,
+    }
+
+
+def test_a_body_that_may_be_none() -> None:
+    assert decode_or_none(MINIMAL.encode()) == MINIMAL
+    assert decode_or_none(b"rubbish") is None

@@ -912,10 +912,11 @@ def test_a_failure_after_the_commit_is_logged_and_told(
         f" {error}"
     )
     assert record.exc_info[1] is error
-    assert (record.job_id, record.job, record.queue) == (
+    assert (record.job_id, record.job, record.queue, record.attempt) == (
         handle.id,
         "tests.app.jobs.note",
         "default",
+        1,
     )
 
 

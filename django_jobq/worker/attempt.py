@@ -22,7 +22,7 @@ from django.conf import settings
 from django.db import close_old_connections, connections, reset_queries
 
 from django_jobq import signals
-from django_jobq.context import JobContext, set_current_job
+from django_jobq.context import JobContext, current_log_fields, set_current_job
 from django_jobq.control import JobTimeout
 from django_jobq.durations import format_seconds
 from django_jobq.jobs import Job
@@ -140,9 +140,9 @@ def _refuse_awaitable(result: object) -> None:
 
 
 def _enter(attempt: Attempt, *, owned: bool) -> None:
+    set_current_job(attempt.context)
     if owned:
         _guarded(close_old_connections)
-    set_current_job(attempt.context)
     if signals.job_started.has_listeners(attempt.job):
         signals.send(signals.job_started, attempt.job, context=attempt.context)
 
@@ -159,7 +159,11 @@ def _end_transactions() -> None:
     """Roll back what a job left open; the next job here would silently join it."""
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
-            logger.error("A job left a transaction open on %r; rolled back", connection.alias)
+            logger.error(
+                "A job left a transaction open on %r; rolled back",
+                connection.alias,
+                extra=current_log_fields(),
+            )
             connection.connection.rollback()
             connection.close()
             if connection.vendor == "sqlite":  # where Django keeps an in-memory database open
@@ -171,4 +175,6 @@ def _guarded(clean: Callable[[], None]) -> None:
     try:
         clean()
     except Exception:
-        logger.exception("Cleaning up database connections around a job failed")
+        logger.exception(
+            "Cleaning up database connections around a job failed", extra=current_log_fields()
+        )

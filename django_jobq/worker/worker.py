@@ -16,7 +16,12 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from django_jobq.backends.base import Backend, Consumer, Delivery
-from django_jobq.exceptions import BackendUnavailable, ConsumerStopped, InvalidJob
+from django_jobq.envelope import decode_or_none, log_fields
+from django_jobq.exceptions import (
+    BackendUnavailable,
+    ConsumerStopped,
+    InvalidJob,
+)
 from django_jobq.registry import place_of, registry
 from django_jobq.worker.buffer import RoundRobinBuffer
 from django_jobq.worker.ending import Ending
@@ -195,7 +200,11 @@ class Worker:
             if stuck is not None:
                 await self._handle_stuck(stuck)
         except Exception:
-            logger.exception("Processing a job of queue %s failed; handed back", delivery.queue)
+            logger.exception(
+                "Processing a job of queue %s failed; handed back",
+                delivery.queue,
+                extra=log_fields(decode_or_none(delivery.body), delivery.queue),
+            )
             # Or a fault of the library would run the job again and again in a tight loop.
             await asyncio.sleep(_PAUSE_AFTER_FAULT)
             await self._runner.hand_back(delivery)
@@ -208,11 +217,17 @@ class Worker:
     async def _handle_stuck(self, result: Result) -> None:
         name = result.envelope.job if result.envelope else ""
         if self._in_process:
-            logger.error("Job %s did not return after its timeout; its thread is given up", name)
+            logger.error(
+                "Job %s did not return after its timeout; its thread is given up",
+                name,
+                extra=result.log_fields,
+            )
             await self._runner.settle(result)
             return
         logger.error(
-            "Job %s did not return after its timeout; this worker takes no more jobs and ends", name
+            "Job %s did not return after its timeout; this worker takes no more jobs and ends",
+            name,
+            extra=result.log_fields,
         )
         self.recycled = True
         self._stuck.append(result)

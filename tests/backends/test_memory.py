@@ -32,6 +32,26 @@ class TestMemory:
         backend.publish(make_envelope("default"))
         assert other_handle.counts("default").ready == 1
 
+    @pytest.mark.contract(200)
+    @pytest.mark.parametrize("readable", [True, False])
+    def test_the_line_of_an_expired_job_tells_which_one(
+        self, make_memory: Make, caplog: pytest.LogCaptureFixture, readable: bool
+    ) -> None:
+        clock = ManualClock()
+        backend = make_memory(QueueConfig(name="default", message_ttl=1), clock=clock)
+        envelope = make_envelope("default")
+        backend.inject("default", envelope.encode() if readable else b"rubbish")
+        clock.advance(2)
+        assert backend.counts("default").dead == 1
+        (record,) = caplog.records
+        fields = {name: getattr(record, name) for name in ("job_id", "job", "queue", "attempt")}
+        assert fields == {
+            "job_id": envelope.job_id if readable else None,
+            "job": envelope.job if readable else None,
+            "queue": "default",
+            "attempt": 1 if readable else None,
+        }
+
     @pytest.mark.contract(120)
     def test_the_alias_is_one_backend_for_every_thread(self) -> None:
         from django_jobq.backends.handler import backends

@@ -64,6 +64,7 @@ def test_b109_threads_that_do_not_return_are_replaced_in_process(
     assert not worker.recycled
     given_up = [r for r in caplog.records if "did not return after its timeout" in r.getMessage()]
     assert [record.levelno for record in given_up] == [logging.ERROR] * 4
+    assert {(r.job, r.queue, r.attempt) for r in given_up} == {("trial.blocked", "default", 1)}  # type: ignore[attr-defined]
     assert all(
         "timed out after 50 ms" in letter.reason for letter in memory.dead_letters("default")
     )
@@ -89,7 +90,8 @@ def test_b109_a_worker_of_its_own_ends_and_hands_back_the_rest(
     counts = memory.counts("default")
     assert (counts.reserved, counts.dead, counts.held) == (0, 0, stats.retried)
     assert counts.ready == 6 - stats.retried
-    assert "takes no more jobs and ends" in caplog.text
+    told = [record for record in caplog.records if "takes no more jobs" in record.getMessage()]
+    assert {record.job for record in told} == {"trial.blocked"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.contract(57, 61)

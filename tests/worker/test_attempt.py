@@ -37,6 +37,10 @@ def attempt_of(made: Job[..., Any], *args: Any, timeout: float | None = None) ->
     return Attempt(job=made, context=context, args=list(args), kwargs={}, timeout=timeout)
 
 
+def log_fields(record: Any) -> tuple[str, str, int]:
+    return record.job, record.queue, record.attempt
+
+
 def here(attempt: Attempt) -> Execution:
     """Run a sync attempt on the test's thread, as a caller's, in a context of its own."""
     return contextvars.copy_context().run(run_sync, attempt, None, owned=False)
@@ -675,6 +679,7 @@ def test_cleaning_that_fails_is_logged_and_hides_nothing(
 
     assert str(execution.error) == "the job's own"
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert [log_fields(record) for record in caplog.records] == [("tests.fails", "email", 2)] * 2
 
 
 # The thread of a caller

@@ -30,6 +30,7 @@ from django_jobq.registry import registry
 from django_jobq.worker import attempt as attempt_module
 from django_jobq.worker import executor as executor_module
 from django_jobq.worker import runner as runner_module
+from django_jobq.worker.runner import JobRunner
 from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import DEFAULT_CONCURRENCY, Worker
 from tests.app.models import Row
@@ -1451,4 +1452,34 @@ def test_transaction_left_open_does_not_swallow_the_next_jobs_writes(
 
     assert stats.succeeded == 3
     assert sorted(Row.objects.values_list("name", flat=True)) == ["after", "before"]
-    assert [r.levelname for r in caplog.records if r.levelno >= logging.ERROR] == ["ERROR"]
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert (record.job, record.queue, record.attempt) == ("tests.writes", "default", 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.contract(200)
+@pytest.mark.parametrize("readable", [True, False])
+async def test_a_fault_of_the_library_tells_which_job_it_hit(
+    watched: Watched,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    readable: bool,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    envelope = Envelope(
+        job_id=uuid.uuid4(), job="tests.any", queue="default", attempt=3, enqueued_at=0
+    )
+    watched.inject("default", envelope.encode() if readable else b"rubbish")
+    monkeypatch.setattr(JobRunner, "process", fail)
+    async with running(Worker(watched, concurrency=1)):
+        await until(lambda: "Processing a job" in caplog.text)
+
+    (record, *_) = [r for r in caplog.records if r.getMessage().startswith("Processing a job")]
+    fields = {name: getattr(record, name) for name in ("job_id", "job", "queue", "attempt")}
+    assert fields == {
+        "job_id": envelope.job_id if readable else None,
+        "job": "tests.any" if readable else None,
+        "queue": "default",
+        "attempt": 3 if readable else None,
+    }

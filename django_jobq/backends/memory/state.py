@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from django_jobq.backends.base import Cause, Counts, attempts_made
-from django_jobq.envelope import Envelope
-from django_jobq.exceptions import EnvelopeError
+from django_jobq.envelope import Envelope, decode_or_none, log_fields
 from django_jobq.queues import QueueConfig
 
 logger = logging.getLogger("django_jobq.jobs")
@@ -109,7 +108,7 @@ class QueueState:
         self, entry: Entry, cause: Cause, reason: str, final: Envelope | None = None
     ) -> Envelope | None:
         """Append a dead letter and return its envelope."""
-        envelope = final or _decoded(entry.body)
+        envelope = final or decode_or_none(entry.body)
         self.dead.append(
             MemoryDeadLetter(
                 queue=self.config.name,
@@ -170,14 +169,12 @@ class QueueState:
                 reason = f"not started within its queue's message_ttl of {ttl:g} s"
                 envelope = self.bury(entry, "expired", reason)
                 name = envelope.job if envelope else "(no envelope)"
-                logger.error("Job %s is now a dead letter (expired): %s", name, reason)
+                logger.error(
+                    "Job %s is now a dead letter (expired): %s",
+                    name,
+                    reason,
+                    extra=log_fields(envelope, self.config.name),
+                )
             else:
                 fresh.append((-entry.level, entry.number, entry))
         self._ready = fresh
-
-
-def _decoded(body: bytes) -> Envelope | None:
-    try:
-        return Envelope.decode(body)
-    except EnvelopeError:
-        return None
