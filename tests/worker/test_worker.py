@@ -182,6 +182,20 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.fixture
+def blocking(watched: Watched, gate: threading.Event) -> threading.Event:
+    """Publish a job that runs until the gate opens, and return what tells that it has begun."""
+    started = threading.Event()
+
+    @job(name="tests.blocks")
+    def blocks(number: int) -> None:
+        started.set()
+        assert gate.wait(DEADLINE)
+
+    publish(watched, "tests.blocks", 1)
+    return started
+
+
 # What a worker is made of
 
 
@@ -814,19 +828,14 @@ async def test_settled_and_queued_make_up_what_was_published(
 
 @pytest.mark.contract(65)
 async def test_job_that_runs_beyond_the_deadline_is_handed_back_uncounted(
-    watched: Watched, gate: threading.Event, caplog: pytest.LogCaptureFixture
+    watched: Watched,
+    blocking: threading.Event,
+    gate: threading.Event,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    started = threading.Event()
-
-    @job(name="tests.blocks")
-    def blocks(number: int) -> None:
-        started.set()
-        assert gate.wait(DEADLINE)
-
-    publish(watched, "tests.blocks", 1)
     worker = Worker(watched, concurrency=1, shutdown_timeout=0.1)
     async with running(worker) as task:
-        await until(started.is_set)
+        await until(blocking.is_set)
         worker.shutdown()
         await until(lambda: bool(watched.pending("default")))
         waiting = watched.pending("default")
@@ -867,19 +876,11 @@ async def test_async_job_beyond_the_deadline_is_cancelled_and_handed_back(
 
 
 async def test_second_shutdown_does_not_extend_the_deadline(
-    watched: Watched, gate: threading.Event
+    watched: Watched, blocking: threading.Event, gate: threading.Event
 ) -> None:
-    started = threading.Event()
-
-    @job(name="tests.blocks")
-    def blocks(number: int) -> None:
-        started.set()
-        assert gate.wait(DEADLINE)
-
-    publish(watched, "tests.blocks", 1)
     worker = Worker(watched, concurrency=1, shutdown_timeout=0.4)
     async with running(worker) as task:
-        await until(started.is_set)
+        await until(blocking.is_set)
         worker.shutdown()
         async with asyncio.timeout(DEADLINE):
             while not worker.abandoned:
@@ -977,19 +978,11 @@ async def test_settle_that_fails_does_not_stop_the_worker(
 @pytest.mark.contract(70)
 @pytest.mark.parametrize("how", ["raises", "closed"])
 async def test_consumer_that_gives_up_ends_the_worker_after_draining(
-    watched: Watched, gate: threading.Event, how: str
+    watched: Watched, blocking: threading.Event, gate: threading.Event, how: str
 ) -> None:
-    started = threading.Event()
-
-    @job(name="tests.blocks")
-    def blocks(number: int) -> None:
-        started.set()
-        assert gate.wait(DEADLINE)
-
-    publish(watched, "tests.blocks", 1)
     worker = Worker(watched, concurrency=1)
     task = asyncio.create_task(worker.run())
-    await until(started.is_set)
+    await until(blocking.is_set)
     if how == "raises":
         watched.consumer_error = BackendUnavailable("refused")
         watched.publish(envelope_of("tests.blocks", 1))

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from django_jobq.backends.base import Consumer, Delivery
 from django_jobq.backends.rabbitmq import RabbitMQBackend, codec
+from django_jobq.envelope import Envelope
 from django_jobq.exceptions import AlreadySettled
 from tests.backends.contract import make_envelope
 from tests.backends.rabbitmq.support import (
@@ -48,6 +49,17 @@ async def consume() -> AsyncIterator[Consume]:
 
 async def take(consumer: Consumer, patience: float = PATIENCE) -> Delivery:
     return await asyncio.wait_for(anext(consumer), patience)
+
+
+async def begin_one(
+    backend: RabbitMQBackend, consume: Consume
+) -> tuple[Envelope, Consumer, Delivery]:
+    """Send a job and begin it; return its envelope, its consumer and its delivery."""
+    (sent,) = send(backend, 1)
+    consumer = consume(backend, prefetch=1)
+    delivery = await take(consumer)
+    assert await delivery.begin()
+    return sent, consumer, delivery
 
 
 async def expect_nothing(consumer: Consumer, seconds: float = 0.3) -> None:
@@ -210,10 +222,7 @@ class TestKeptOutcomes:
         self, proxied: BackendFactory, proxy: Proxy, node: PrivateNode, consume: Consume, how: str
     ) -> None:
         backend = proxied("a")
-        (sent,) = send(backend, 1)
-        consumer = consume(backend, prefetch=1)
-        delivery = await take(consumer)
-        assert await delivery.begin()
+        sent, consumer, delivery = await begin_one(backend, consume)
         proxy.cut()
         await until(lambda: delivery.is_lost)
         with pytest.raises(AlreadySettled, match="kept"):
@@ -242,10 +251,7 @@ class TestKeptOutcomes:
         self, proxied: BackendFactory, proxy: Proxy, node: PrivateNode, consume: Consume
     ) -> None:
         backend = proxied("a")
-        send(backend, 1)
-        consumer = consume(backend, prefetch=1)
-        delivery = await take(consumer)
-        assert await delivery.begin()
+        _, consumer, delivery = await begin_one(backend, consume)
         for _ in range(2):
             proxy.cut()
             await until(lambda: delivery.is_lost)
@@ -261,10 +267,7 @@ class TestKeptOutcomes:
         self, proxied: BackendFactory, proxy: Proxy, consume: Consume
     ) -> None:
         backend = proxied("a")
-        (sent,) = send(backend, 1)
-        consumer = consume(backend, prefetch=1)
-        delivery = await take(consumer)
-        assert await delivery.begin()
+        sent, consumer, delivery = await begin_one(backend, consume)
         proxy.cut()
         await until(lambda: delivery.is_lost)
         with pytest.raises(AlreadySettled):
