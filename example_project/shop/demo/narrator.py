@@ -65,16 +65,16 @@ class Narrator:
 
 @contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Keep from the console what the narrator tells: the log lines about a single job."""
+    """Keep from the console what the narrator tells: the log lines of outcomes."""
     handlers = logging.getLogger("django_jobq").handlers
     for handler in handlers:
-        handler.addFilter(_is_about_no_job)
+        handler.addFilter(_is_no_outcome)
     try:
         yield
     finally:
         for handler in handlers:
-            handler.removeFilter(_is_about_no_job)
+            handler.removeFilter(_is_no_outcome)
 
 
-def _is_about_no_job(record: logging.LogRecord) -> bool:
-    return not getattr(record, "job_id", None)
+def _is_no_outcome(record: logging.LogRecord) -> bool:
+    return record.name != "django_jobq.jobs"

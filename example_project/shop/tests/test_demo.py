@@ -13,6 +13,7 @@ from urllib.request import urlopen
 import pytest
 from django.conf import settings
 
+from config import queue_url
 from shop.demo import verdict
 from shop.demo.ledger import DEAD, Entry
 
@@ -53,6 +54,52 @@ def test_serving_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
         told = output.read()
         assert server.wait(20) == 0, told
         assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("option", [[], ["--once"]])
+@pytest.mark.parametrize(
+    ("url", "shown", "reason"),
+    [
+        ("amq://me:s3cret@host/", "amq://me@host/", "has the scheme 'amq'; did you mean 'amqp'?"),
+        ("amqp://me:s3cret@host:port/", "amqp://me@host:port/", "no readable port"),
+        ("amqp://me:s3cret@127.0.0.1:1/", "amqp://me@127.0.0.1:1/", "no connection to"),
+    ],
+)
+def test_a_queue_that_cannot_be_used_ends_the_demo_with_one_sentence(
+    url: str, shown: str, reason: str, option: list[str], tmp_path: Path
+) -> None:
+    ended = subprocess.run(
+        [*MANAGE, "demo", *option],
+        env={**os.environ, "SHOP_VAR": str(tmp_path), "JOBQ_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (line,) = ended.stderr.splitlines()
+    assert f"JOBQ_URL ({shown}) cannot be used; correct it, start its broker" in line
+    assert reason in line
+    assert "s3cret" not in line
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("memory://?max_pending=9", "memory://?max_pending=9"),
+        ("amqp://host:5672/shop?prefix=x", "amqp://host:5672/shop?prefix=x"),
+        ("amqp://me:a@b:c/d@host/shop", "amqp://me@host/shop"),
+        ("amqp://me:s3cret", "amqp://me:***"),
+        ("amqp://me:s3cret/", "amqp://me:***/"),
+        ("me:s3cret@host", "***@host"),
+        ("", "empty"),
+    ],
+)
+def test_the_queue_is_shown_without_its_password(
+    url: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBQ_URL", url)
+    assert queue_url.shown() == shown
 
 
 @pytest.mark.django_db

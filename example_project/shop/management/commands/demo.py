@@ -21,6 +21,7 @@ from urllib.request import urlopen
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.contrib.staticfiles.handlers import StaticFilesHandler
+from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -28,7 +29,9 @@ from django.core.servers.basehttp import run
 from django.db import connections
 from django.test import override_settings
 
+from config import queue_url
 from django_jobq.backends.handler import backends
+from django_jobq.exceptions import JobqError
 from django_jobq.worker.worker import Worker
 from shop.demo import scenario, verdict
 from shop.demo.ledger import Ledger
@@ -44,6 +47,8 @@ INTERRUPTED = 130
 class Command(BaseCommand):
     """Run the demo."""
 
+    # Made in handle(), behind the check of the queue, which tells more in a sentence.
+    requires_system_checks: list[str] = []
     help = "Starts the shop with its supplier, places a few orders, and shows what their jobs do."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -59,6 +64,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the demo in the way that was asked for."""
+        _check_queue()
+        self.check()
         try:
             if options["in_fresh_folder"]:
                 self._judge()
@@ -158,11 +165,22 @@ class Command(BaseCommand):
             yield
 
 
+def _check_queue() -> None:
+    """Say in one sentence if jobs cannot go where JOBQ_URL says, before anything is started."""
+    logging.disable()
+    try:
+        backend = backends["default"]
+        backend.declare(backend.queues.values())
+    except (ImproperlyConfigured, JobqError) as error:
+        raise CommandError(queue_url.complaint(error)) from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 @contextmanager
 def _worker() -> Iterator[None]:
     """Run a worker in this process, where the demo hears its signals, on empty queues."""
     backend = backends["default"]
-    backend.declare(backend.queues.values())
     for queue in backend.queues:
         backend.clear(queue)
     worker = Worker(backend, in_process=True)
