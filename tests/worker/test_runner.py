@@ -26,13 +26,7 @@ from django_jobq.worker import runner as runner_module
 from django_jobq.worker.attempt import Attempt, Execution, run_async, run_sync
 from django_jobq.worker.executor import CallerExecutor, Executor, LaneExecutor
 from django_jobq.worker.outcomes import (
-    DeadLettered,
-    Deferred,
-    HandedBack,
-    Held,
-    Outcome,
     Retried,
-    Succeeded,
 )
 from django_jobq.worker.runner import JobRunner
 from django_jobq.worker.stats import WorkerStats
@@ -1254,25 +1248,6 @@ async def test_exhausted_and_undecodable_are_errors(
     await process(backend, 2)
 
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
-
-
-@pytest.mark.contract(202)
-@pytest.mark.parametrize(
-    ("outcome", "expected"),
-    [
-        (Succeeded(), WorkerStats(succeeded=1)),
-        (Retried(1.0), WorkerStats(retried=1)),
-        (Deferred(1.0, "x"), WorkerStats(deferred=1)),
-        (DeadLettered("fatal", "x"), WorkerStats(dead_lettered=1)),
-        (HandedBack(), WorkerStats(handed_back=1)),
-        (Held(1.0), WorkerStats(held=1)),
-    ],
-)
-def test_each_outcome_has_a_counter(outcome: Outcome, expected: WorkerStats) -> None:
-    stats = WorkerStats()
-    stats.count(outcome)
-
-    assert stats == expected
 
 
 @pytest.mark.contract(108)
