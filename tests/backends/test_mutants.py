@@ -7,6 +7,7 @@ import pytest
 
 from django_jobq.backends.memory import MemoryBackend
 from tests.backends import mutants
+from tests.backends.contract import BackendContract
 from tests.backends.memory_contract import MemoryHooks
 
 CASES: list[tuple[type[MemoryBackend], str, dict[str, Any]]] = [
@@ -72,18 +73,17 @@ def test_the_suite_catches_a_broken_backend(
 def run(backend: type[MemoryBackend], name: str, arguments: dict[str, Any]) -> BaseException | None:
     """Run one test of the suite against a backend and return what it raised."""
 
-    class Suite(MemoryHooks):
+    class Suite(MemoryHooks, BackendContract):
         backend_class = backend
         patience = 0.2
         silence = 0.05
 
     suite = Suite()
-    suite._opened = []
+    suite.setup_method()
     try:
         asyncio.run(getattr(suite, name)(**arguments))
     except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - looked at by the caller
         return error
     finally:
-        for opened in suite._opened:
-            opened.close()
+        suite.teardown_method()
     return None
