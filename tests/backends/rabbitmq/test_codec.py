@@ -58,9 +58,13 @@ class TestCodec:
     @pytest.mark.contract(145)
     def test_a_dead_letter_says_why(self) -> None:
         envelope = make_envelope(attempt=3)
+        began = int(time.time() * 1000)
         message = codec.dead_letter(b"old", envelope, "mail", "exhausted", "gave up")
         assert message.body == envelope.encode()
+        died_at = message.headers["x-died-at"]
+        assert began <= died_at <= time.time() * 1000
         assert message.headers == {
+            "x-died-at": died_at,
             "x-death-cause": "exhausted",
             "x-death-reason": "gave up",
             "x-original-queue": "mail",
