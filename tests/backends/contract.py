@@ -1,8 +1,8 @@
 """What every backend must do, as one suite that knows no backend.
 
-Let a class inherit from `BackendContract` and from the hooks of a backend (hooks.py) and let pytest
-collect it; the numbers are those of docs/reference/behaviour.md. Tests are plain coroutines: nothing
-but `self` and parameters.
+Let a class inherit from the hooks of a backend (hooks.py) and from `BackendContract`, and let
+pytest collect it; the numbers are those of docs/reference/behaviour.md. Tests are plain
+coroutines: nothing but `self` and parameters.
 """
 
 import asyncio
