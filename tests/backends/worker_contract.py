@@ -199,6 +199,15 @@ class WorkerPart(WorkerHooks):
         assert [item.envelope.job_id for item in got] == [handle.id for handle in left]
         assert {item.deliveries for item in got} == {1}
 
+    @pytest.mark.contract(13)
+    async def test_implausible_numbers_mean_the_least(self) -> None:
+        backend = self.serve(QueueConfig(name="a", prefetch=-1))
+        handle = await self.define().aenqueue()
+        async with self.working(backend, concurrency=0) as worker:
+            await self.until(lambda: worker.stats.succeeded == 1)
+        assert worker.concurrency == 1
+        assert self.ids() == [handle.id]
+
     @pytest.mark.contract(56, 57)
     async def test_ten_run_and_as_many_wait_at_hand(self) -> None:
         backend = self.serve()

@@ -104,9 +104,7 @@ class TestCodec:
             "trace": "t",
         }
         kept = codec.own_headers(headers)
-        assert kept["x-job-id"] == job_id
-        assert kept["x-starts"] == 2
-        assert kept["trace"] == "t"
+        assert kept == {"x-job-id": job_id, "x-starts": 2, "trace": "t"}
         assert not any(key.startswith(("x-first-death", "x-last-death")) for key in kept)
         assert "x-death" not in kept
         assert "x-delivery-count" not in kept
