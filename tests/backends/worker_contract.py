@@ -266,15 +266,18 @@ class WorkerPart(WorkerHooks):
                 await asyncio.sleep(30 if long else 0.01)
 
         run = run_sync if kind == "sync" else run_async
-        made: Any = job(name="tests.run", queue="a", timeout="300ms")(run)
+        made: Any = job(name="tests.run", queue="a", timeout="500ms")(run)
         jobs = [made.prepare(number % 3 == 0) for number in range(12)]
-        await asyncio.to_thread(enqueue_many, jobs)
+        handles = await asyncio.to_thread(enqueue_many, jobs)
         async with self.working(backend, concurrency=3) as worker:
             await self.until(lambda: worker.stats.succeeded + worker.stats.dead_lettered == 12)
         assert most == 3
-        letters = await self.dead(backend, 4)
+        # On a busy machine a short job may be late too.
+        letters = await self.dead(backend, worker.stats.dead_lettered)
+        late = {letter.envelope.job_id for letter in letters}
+        assert {handle.id for handle in handles[::3]} <= late
         assert {letter.cause for letter in letters} == {"exhausted"}
-        assert all("timed out after 300 ms" in letter.reason for letter in letters)
+        assert all("timed out after 500 ms" in letter.reason for letter in letters)
 
     @pytest.mark.contract(57, 61)
     async def test_a_thread_that_does_not_return_ends_the_worker(self) -> None:
@@ -297,8 +300,8 @@ class WorkerPart(WorkerHooks):
 
     @pytest.mark.contract(58, 108, 110)
     async def test_an_unknown_job_is_held_uncounted_until_its_grace_is_over(self) -> None:
-        backend = self.serve(QueueConfig(name="a", retry=RetryPolicy.parse(5)))
-        object.__setattr__(backend.options, "unknown_job_grace", 0.4)
+        config = QueueConfig(name="a", retry=RetryPolicy.parse(5))
+        backend = self.serve(config, unknown_job_grace=0.4)
         late = await self.publish(backend, make_envelope(job="tests.late", kwargs={}))
         never = await self.publish(backend, make_envelope(job="tests.never"))
         told: list[dict[str, Any]] = []
@@ -423,7 +426,7 @@ class WorkerPart(WorkerHooks):
             await noted.aenqueue()
             await self.until(lambda: worker.stats.succeeded == 1)
             began = time.monotonic()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5
         await noted.aenqueue()
         async with self.working(backend) as another:
             await self.until(lambda: another.stats.succeeded == 1)

@@ -11,6 +11,7 @@ import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 
+from django_jobq import job
 from django_jobq.backends.handler import backends
 from django_jobq.backends.rabbitmq import RabbitMQBackend, codec
 from django_jobq.backends.rabbitmq.topology import Topology
@@ -162,6 +163,24 @@ class TestDeclaring:
         assert "queue name" in error.msg
         with pytest.raises(ImproperlyConfigured, match="queue name"):
             backends["default"]
+
+    @pytest.mark.contract(150)
+    @pytest.mark.parametrize("where", ["QUEUES", "a job"])
+    def test_b69_a_name_too_long_is_refused_by_a_check(self, settings: object, where: str) -> None:
+        name = "x" * 250
+        settings.JOBQ = {  # type: ignore[attr-defined]
+            "default": {
+                "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+                "URL": "amqp://nobody.invalid",
+                **({"QUEUES": [name, "default"]} if where == "QUEUES" else {}),
+            }
+        }
+        if where == "a job":
+            job(name="tests.long", queue=name)(lambda: None)
+        (error,) = run_checks(tags=["jobq"])
+        assert error.id == "jobq.E009"
+        assert name in error.msg
+        assert "255" in error.msg
 
     @pytest.mark.contract(150)
     @pytest.mark.parametrize("name", ["x" * 250, "é" * 130])
