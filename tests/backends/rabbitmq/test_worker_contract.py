@@ -15,6 +15,7 @@ import pytest
 from django_jobq import enqueue_many
 from django_jobq.backends.handler import backends
 from django_jobq.backends.rabbitmq import RabbitMQBackend
+from django_jobq.context import JobContext
 from django_jobq.exceptions import (
     BackendUnavailable,
     ConsumerStopped,
@@ -204,6 +205,54 @@ class TestFullQueue:
         assert not delivery.settled
         await consumer.aclose()
         assert sent.job_id in job_ids(browse(on_node.url, work(full)))
+
+
+class TestLosingTheChannel:
+    backend_name = "rabbitmq"
+
+    @pytest.mark.contract(69, 153)
+    async def test_a_late_settle_is_counted_and_its_job_runs_once(
+        self, proxied: BackendFactory, proxy: Proxy, noted: Job[Any, Any], runs: Runs
+    ) -> None:
+        backend = install(proxied("a"))
+        runs.gate.clear()
+        handle = await noted.aenqueue()
+        async with working(backend) as worker:
+            await until(lambda: runs.started)
+            generation = backend.link().generation
+            proxy.cut()
+            await until(lambda: backend.link().generation > generation)
+            assert worker.running == 1
+            runs.gate.set()
+            await until(lambda: worker.stats.settle_failures == 1)
+            after = await noted.aenqueue()
+            await until(lambda: runs.ended[after.id] == 1)
+        assert runs.started == {handle.id: 1, after.id: 1}
+        assert ready(proxied.url, work(backend)) == 0
+
+    @pytest.mark.contract(69, 149)
+    async def test_what_cannot_be_settled_yet_is_settled_later_without_another_run(
+        self, make_apart: BackendFactory, runs: Runs
+    ) -> None:
+        def fail_first(context: JobContext) -> None:
+            if context.attempt == 1:
+                raise ValueError("no luck")
+
+        declared(make_apart("a"))
+        backend = install(make_apart("a", declare="never"))
+        made = runs.job(fail_first, queue="a", retry={"max_attempts": 2, "backoff": "none"})
+        runs.gate.clear()
+        await made.aenqueue()
+        async with working(backend) as worker:
+            await until(lambda: runs.started)
+            with channel(make_apart.url) as ch:
+                ch.queue_unbind(work(backend), backend.topology.entrance, "a")
+                runs.gate.set()
+                await until(lambda: worker.stats.settle_failures >= 2)
+                ch.queue_bind(work(backend), backend.topology.entrance, "a")
+            await until(lambda: worker.stats.succeeded == 1)
+        assert [context.attempt for context in runs.contexts] == [1, 2]
+        assert ready(make_apart.url, work(backend)) == 0
 
 
 class TestGivingUp:
