@@ -37,6 +37,8 @@ def check_jobq(**_: Any) -> list[checks.CheckMessage]:
             found.append(_error("E002", str(error), f"Correct JOBQ[{alias!r}]."))
     found.extend(_check_production(backends))
     found.extend(_check_conflicts())
+    for alias, backend in backends.items():
+        found.extend(_check_names(alias, backend))
     for job in registry:
         if job.backend not in aliases:
             hint = f"Name it in JOBQ, or correct the job{suggest(job.backend, aliases)}"
@@ -68,6 +70,14 @@ def _check_production(backends: dict[str, Backend]) -> Iterator[checks.CheckMess
             " one process and are lost with it.",
             "Choose a backend that keeps jobs, or set OPTIONS['allow_in_production'] to True.",
         )
+
+
+def _check_names(alias: str, backend: Backend) -> Iterator[checks.CheckMessage]:
+    for config in backend.queues.values():
+        problem = backend.check_queue(config)
+        if problem is not None:
+            hint = "Give the queue a shorter name, or the backend a shorter prefix."
+            yield _error("E009", f"JOBQ[{alias!r}]: {problem}.", hint)
 
 
 def _check_conflicts() -> Iterator[checks.CheckMessage]:

@@ -236,6 +236,10 @@ class Backend(abc.ABC):
             return QueueConfig(name=name)
         raise UnknownQueue(name, self.alias, self.queues, configured=configured is not None)
 
+    def check_queue(self, config: QueueConfig) -> str | None:
+        """Return what the transport cannot do for a queue of this name, or None; do not connect."""
+        return None
+
     @abc.abstractmethod
     def declare(self, queues: Iterable[QueueConfig]) -> None:
         """Make sure that the queues and their dead-letter store exist; harmless when repeated."""

@@ -1,125 +1,23 @@
 """What every backend must do, as one suite that knows no backend.
 
-Subclass `BackendContract`, implement its hooks and let pytest collect the subclass; the numbers are
-those of docs/reference/behaviour.md. Each test makes backends of its own, so queues must be fresh
-at every `make_backend()`. Tests are plain coroutines: nothing but `self` and parameters.
+Let a class inherit from the hooks of a backend (hooks.py) and from `BackendContract`, and let
+pytest collect it; the numbers are those of docs/reference/behaviour.md. Tests are plain
+coroutines: nothing but `self` and parameters.
 """
 
 import asyncio
 import gc
-import time
-import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 
-from django_jobq.backends.base import Backend, Consumer, Delivery
-from django_jobq.envelope import Envelope
+from django_jobq.backends.base import Consumer, Delivery
 from django_jobq.exceptions import AlreadySettled, ShutDown, UnknownQueue
 from django_jobq.queues import QueueConfig
-
-DEFAULT_CONFIG = QueueConfig(name="a")
-
-
-def make_envelope(queue: str = "a", **fields: Any) -> Envelope:
-    """Return an envelope that needs no registered job."""
-    values: dict[str, Any] = {
-        "job_id": uuid.uuid4(),
-        "job": "tests.noop",
-        "queue": queue,
-        "enqueued_at": time.time_ns() // 1_000_000,
-        "args": [1],
-        "kwargs": {"text": "naïve"},
-    }
-    return Envelope(**{**values, **fields})
+from tests.backends.hooks import DEFAULT_CONFIG, BackendHooks, make_envelope
 
 
-class BackendContract(ABC):
-    """Check one backend; ``granularity`` is the seconds to which its holds may round up."""
-
-    backend_name: str
-    granularity = 0.0
-    patience = 2.0
-    """How long a delivery that must come may take; seconds."""
-    silence = 0.1
-    """How long to wait for a delivery that must not come; seconds."""
-
-    # Hooks
-
-    @abstractmethod
-    def make_backend(self, *queues: QueueConfig) -> Backend:
-        """Return a new backend whose queues are empty."""
-
-    @abstractmethod
-    async def pass_time(self, seconds: float) -> None:
-        """Let time pass for holds: move a clock, or sleep."""
-
-    @abstractmethod
-    async def inject(self, backend: Backend, queue: str, body: bytes) -> None:
-        """Put a raw body on a queue, as a foreign publisher would."""
-
-    @abstractmethod
-    def break_storing(self, backend: Backend) -> AbstractContextManager[None]:
-        """Let storing a successor fail meanwhile."""
-
-    @abstractmethod
-    def break_filing(self, backend: Backend) -> AbstractContextManager[None]:
-        """Let storing a dead letter fail meanwhile."""
-
-    @abstractmethod
-    async def dead_letters(self, backend: Backend, queue: str) -> list[Any]:
-        """Return the queue's dead letters: objects with envelope, body, cause, reason, attempts."""
-
-    # Tools
-
-    @pytest.fixture(autouse=True)
-    def _close_backends(self) -> Iterator[None]:
-        self._opened: list[Backend] = []
-        yield
-        for backend in self._opened:
-            backend.close()
-
-    def open(self, *queues: QueueConfig | str) -> Backend:
-        """Return a backend with these queues declared."""
-        configs = [QueueConfig(name=q) if isinstance(q, str) else q for q in queues]
-        backend = self.make_backend(*(configs or [DEFAULT_CONFIG]))
-        self._opened.append(backend)
-        backend.declare(configs or [DEFAULT_CONFIG])
-        return backend
-
-    async def publish(self, backend: Backend, envelope: Envelope, delay: float = 0) -> Envelope:
-        await asyncio.wrap_future(backend.publish(envelope, delay))
-        return envelope
-
-    async def defer(self, backend: Backend, envelope: Envelope, delay: float = 0) -> Envelope:
-        await asyncio.wrap_future(backend.defer(envelope, delay))
-        return envelope
-
-    async def take(self, consumer: Consumer) -> Delivery:
-        return await asyncio.wait_for(anext(consumer), self.patience)
-
-    async def take_many(self, consumer: Consumer, number: int) -> list[Delivery]:
-        return [await self.take(consumer) for _ in range(number)]
-
-    async def expect_nothing(self, consumer: Consumer) -> None:
-        try:
-            delivery = await asyncio.wait_for(anext(consumer), self.silence)
-        except TimeoutError:
-            return
-        pytest.fail(f"unexpected delivery of {delivery.body!r}")
-
-    async def expect_end(self, consumer: Consumer) -> None:
-        with pytest.raises((StopAsyncIteration, ShutDown)):
-            await asyncio.wait_for(anext(consumer), self.patience)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.patience
-        while not condition():
-            assert time.monotonic() < deadline, "the state was not reached in time"
-            await asyncio.sleep(0.01)
+class BackendContract(BackendHooks):
+    """Check the publishing half of a backend, its deliveries and its dead letters."""
 
     # Declaring and naming
 

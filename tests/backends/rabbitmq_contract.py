@@ -10,11 +10,11 @@ import pytest
 from django_jobq.backends.base import Backend
 from django_jobq.backends.rabbitmq import RabbitMQBackend
 from django_jobq.queues import QueueConfig
-from tests.backends.contract import BackendContract
+from tests.backends.hooks import BackendHooks
 from tests.backends.rabbitmq.support import BackendFactory, channel, letters
 
 
-class RabbitMQHooks(BackendContract):
+class RabbitMQHooks(BackendHooks):
     backend_name = "rabbitmq"
     # Holds round up to a second; what takes the rest of it is waited for with patience.
     granularity = 0.25
@@ -62,6 +62,10 @@ class RabbitMQHooks(BackendContract):
         found = letters(self.url, backend.topology)
         # What the broker itself dead-lettered has no header of ours.
         return [letter for letter in found if letter.queue in (queue, None)]
+
+    def is_untouched(self, backend: Backend) -> bool:
+        assert isinstance(backend, RabbitMQBackend)
+        return backend._publisher._engine is None and not backend._links
 
     @contextmanager
     def no_route(

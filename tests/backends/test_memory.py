@@ -12,13 +12,13 @@ from django_jobq.backends.base import Counts
 from django_jobq.backends.memory import ManualClock, MemoryBackend
 from django_jobq.exceptions import QueueFull, ShutDown
 from django_jobq.queues import QueueConfig
-from tests.backends.contract import make_envelope
+from tests.backends.contract import BackendContract, make_envelope
 from tests.backends.memory_contract import MemoryHooks
 
 Make = Callable[..., MemoryBackend]
 
 
-class TestMemoryContract(MemoryHooks):
+class TestMemoryContract(MemoryHooks, BackendContract):
     """Run the suite."""
 
 

@@ -61,6 +61,10 @@ class RabbitMQBackend(Backend):
 
     # Publishing half
 
+    def check_queue(self, config: QueueConfig) -> str | None:
+        """Return what is wrong with a queue's name on the broker, or None."""
+        return self.topology.check_name(config)
+
     def declare(self, queues: Iterable[QueueConfig]) -> None:
         """Make sure of the shared objects and these queues, as DECLARE says."""
         for config in queues:
@@ -80,7 +84,7 @@ class RabbitMQBackend(Backend):
             self._declared.update((config.name, _SHARED))
 
     def _preparation(self, config: QueueConfig) -> list[Operation]:
-        problem = self.topology.check_name(config)
+        problem = self.check_queue(config)
         if problem is not None:
             raise InvalidJob(problem)
         prepare = _PREPARE[self.settings.declare]

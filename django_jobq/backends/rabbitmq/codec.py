@@ -29,6 +29,7 @@ DEATH_CAUSE = "x-death-cause"
 DEATH_REASON = "x-death-reason"
 ORIGINAL_QUEUE = "x-original-queue"
 ATTEMPTS = "x-attempts"
+DIED_AT = "x-died-at"
 
 # Brokers before 4.0.1 take a copied x-death header for a cycle and drop the message.
 _BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
@@ -87,6 +88,7 @@ def dead_letter(
         DEATH_REASON: reason,
         ORIGINAL_QUEUE: queue,
         ATTEMPTS: attempts_made(envelope, cause),
+        DIED_AT: time.time_ns() // 1_000_000,
     }
     if envelope is not None:
         headers[JOB_ID] = str(envelope.job_id)

@@ -4,16 +4,18 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from django_jobq import job
 from django_jobq.context import JobContext
+from django_jobq.envelope import Envelope
 
 
-def note(event: str, context: JobContext) -> None:
+def note(event: str, job: JobContext | Envelope) -> None:
     """Append one line, whole even if the process dies the moment after."""
     path = Path(os.environ["JOBQ_TEST_NOTES"])
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, f"{event} {context.job_id}\n".encode())
+    os.write(file, f"{event} {job.job_id}\n".encode())
     os.close(file)
 
 
@@ -30,3 +32,17 @@ def kill(context: JobContext) -> None:
     """End the process as the kernel does when memory is short."""
     note("started", context)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@job(queue="a", name="tests.fail", takes_context=True)
+def fail(context: JobContext) -> None:
+    """Fail."""
+    note("started", context)
+    raise ValueError("no luck")
+
+
+def die_in_the_hook(*, envelope: Envelope, **_: Any) -> None:
+    """Note that a job is given up, and the first time end the process before it is filed."""
+    note("told", envelope)
+    if Path(os.environ["JOBQ_TEST_NOTES"]).read_text().count("told ") == 1:
+        os.kill(os.getpid(), signal.SIGKILL)

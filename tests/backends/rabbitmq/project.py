@@ -7,6 +7,7 @@ from tests.settings import *  # noqa: F403
 
 INSTALLED_APPS = ["tests.backends.rabbitmq", "django_jobq"]
 JOBQ = json.loads(os.environ["JOBQ_TEST_SETTING"])
+JOBQ_ON_DEAD_LETTER = os.environ.get("JOBQ_TEST_HOOK")
 LOGGING = {
     "version": 1,
     "handlers": {"stderr": {"class": "logging.StreamHandler"}},

@@ -115,7 +115,7 @@ def letters(url: str, topology: Topology) -> list[Any]:
 
 
 def _read_letter(properties: Any, body: bytes) -> Any:
-    """Return a dead letter with envelope, body, queue, cause, reason, attempts and headers."""
+    """Return a dead letter with envelope, body, queue, cause, reason, attempts, time, headers."""
     headers = properties.headers or {}
     try:
         envelope = Envelope.decode(body)
@@ -128,6 +128,7 @@ def _read_letter(properties: Any, body: bytes) -> Any:
         cause=headers.get("x-death-cause", headers.get("x-first-death-reason")),
         reason=headers.get("x-death-reason", ""),
         attempts=headers.get("x-attempts"),
+        died_at=headers.get("x-died-at", 0) / 1000,
         headers=headers,
     )
 
@@ -306,6 +307,10 @@ class WorkerProcess:
                 stdout=log,
                 stderr=log,
             )
+
+    def set_environment(self, **variables: str) -> None:
+        """Add to the environment of the processes that start from now on."""
+        self._env.update(variables)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pika
 import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 
+from django_jobq import job
+from django_jobq.backends.handler import backends
 from django_jobq.backends.rabbitmq import RabbitMQBackend, codec
 from django_jobq.backends.rabbitmq.topology import Topology
 from django_jobq.exceptions import (
@@ -19,6 +23,7 @@ from django_jobq.exceptions import (
     TopologyMismatch,
 )
 from django_jobq.queues import QueueConfig
+from django_jobq.retry import RetryPolicy
 from django_jobq.worker.worker import Worker
 from tests.backends.contract import make_envelope
 from tests.backends.rabbitmq.support import (
@@ -126,6 +131,56 @@ class TestDeclaring:
     def test_declaring_again_is_harmless(self, make: BackendFactory) -> None:
         for _ in range(3):
             declared(make("a", "b"))
+
+    @pytest.mark.contract(137)
+    def test_options_of_the_caller_conflict_with_nothing(self, make_apart: BackendFactory) -> None:
+        declared(make_apart(QueueConfig(name="a", message_ttl=60)))
+        other = QueueConfig(
+            name="a", message_ttl=60, prefetch=7, durable=False, retry=RetryPolicy(max_attempts=9)
+        )
+        options = {
+            "connection_name": "x",
+            "delivery_limit": 99,
+            "heartbeat": "9s",
+            "max_payload": 9,
+        }
+        declared(make_apart(other, publish_timeout="9s", **options))
+        assert declared(make_apart(other, declare="check")).counts("a").ready == 0
+
+    @pytest.mark.contract(150)
+    @pytest.mark.parametrize("name", ["", "a*b", "a#", "a\nb", "\x7f"])
+    def test_a_name_with_a_reserved_character_is_refused_by_a_check(
+        self, settings: object, name: str
+    ) -> None:
+        settings.JOBQ = {  # type: ignore[attr-defined]
+            "default": {
+                "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+                "URL": "amqp://nobody.invalid",
+                "QUEUES": ["fine", name],
+            }
+        }
+        (error,) = run_checks(tags=["jobq"])
+        assert "queue name" in error.msg
+        with pytest.raises(ImproperlyConfigured, match="queue name"):
+            backends["default"]
+
+    @pytest.mark.contract(150)
+    @pytest.mark.parametrize("where", ["QUEUES", "a job"])
+    def test_b69_a_name_too_long_is_refused_by_a_check(self, settings: object, where: str) -> None:
+        name = "x" * 250
+        settings.JOBQ = {  # type: ignore[attr-defined]
+            "default": {
+                "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+                "URL": "amqp://nobody.invalid",
+                **({"QUEUES": [name, "default"]} if where == "QUEUES" else {}),
+            }
+        }
+        if where == "a job":
+            job(name="tests.long", queue=name)(lambda: None)
+        (error,) = run_checks(tags=["jobq"])
+        assert error.id == "jobq.E009"
+        assert name in error.msg
+        assert "255" in error.msg
 
     @pytest.mark.contract(150)
     @pytest.mark.parametrize("name", ["x" * 250, "é" * 130])
@@ -335,9 +390,12 @@ class TestHolds:
         backend = make("a")
         envelope = make_envelope(priority=7)
         backend.publish(envelope, 1).result(PATIENCE)
+        hold = f"{backend.topology.prefix}.hold.0.1"
+        ((held, _),) = browse(make.url, hold)
         wait_until(lambda: ready(make.url, work(backend)), 10)
         ((properties, body),) = browse(make.url, work(backend))
         assert body == envelope.encode()
+        assert properties.message_id == held.message_id is not None
         assert (properties.priority, properties.delivery_mode) == (7, 2)
         assert properties.type == envelope.job
         assert properties.headers["x-job-id"] == str(envelope.job_id)
@@ -492,6 +550,19 @@ class TestQuorum:
         assert set(runs.started) == {e.job_id for e in [*now, *bad, held]}
         (letter,) = letters(make.url, backend.topology)
         assert letter.envelope.job_id == bad[0].job_id
+
+    @pytest.mark.contract(138)
+    def test_what_a_quorum_queue_held_returns_in_the_high_class(self, make: BackendFactory) -> None:
+        backend = declared(make("a", queue_type="quorum"))
+        sent = {0: make_envelope(), 8: make_envelope(priority=8)}
+        for envelope in sent.values():
+            backend.publish(envelope, 1).result(PATIENCE)
+        wait_until(lambda: ready(make.url, work(backend)) == 2, 10)
+        classes = {
+            tuple(job_ids([(properties, body)])): properties.priority
+            for properties, body in browse(make.url, work(backend))
+        }
+        assert classes == {(sent[0].job_id,): 5, (sent[8].job_id,): 8}
 
     @pytest.mark.contract(158)
     def test_another_type_under_one_prefix_is_a_mismatch(self, make_apart: BackendFactory) -> None:

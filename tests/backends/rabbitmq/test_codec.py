@@ -59,9 +59,13 @@ class TestCodec:
     @pytest.mark.contract(145)
     def test_a_dead_letter_says_why(self) -> None:
         envelope = make_envelope(attempt=3)
+        began = int(time.time() * 1000)
         message = codec.dead_letter(b"old", envelope, "mail", "exhausted", "gave up")
         assert message.body == envelope.encode()
+        died_at = message.headers["x-died-at"]
+        assert began <= died_at <= time.time() * 1000
         assert message.headers == {
+            "x-died-at": died_at,
             "x-death-cause": "exhausted",
             "x-death-reason": "gave up",
             "x-original-queue": "mail",
@@ -101,9 +105,7 @@ class TestCodec:
             "trace": "t",
         }
         kept = codec.own_headers(headers)
-        assert kept["x-job-id"] == job_id
-        assert kept["x-starts"] == 2
-        assert kept["trace"] == "t"
+        assert kept == {"x-job-id": job_id, "x-starts": 2, "trace": "t"}
         assert not any(key.startswith(("x-first-death", "x-last-death")) for key in kept)
         assert "x-death" not in kept
         assert "x-delivery-count" not in kept

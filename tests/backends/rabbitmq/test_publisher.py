@@ -122,7 +122,10 @@ class TestAttribution:
     def test_what_arrives_is_persistent_and_complete(self, make: BackendFactory) -> None:
         backend = declared(make("a"))
         (sent,) = send(backend, 1, job="x" * 300, priority=3)
-        ((properties, body),) = browse(make.url, work(backend))
+        send(backend, 1)
+        (properties, body), (plain, _) = browse(make.url, work(backend))
+        assert plain.priority == 0
+        assert plain.message_id != properties.message_id
         assert body == sent.encode()
         assert properties.delivery_mode == 2
         assert properties.content_type == "application/json"

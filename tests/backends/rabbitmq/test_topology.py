@@ -74,8 +74,14 @@ class TestTopology:
         }
 
     @pytest.mark.contract(134)
-    def test_a_quorum_work_queue_loses_nothing_and_has_no_levels_of_ours(self) -> None:
-        config = QueueConfig(name="a", message_ttl=60)
+    @pytest.mark.parametrize(
+        ("ttl", "expected"),
+        [(None, {}), (60, {"x-message-ttl": 60_000}), (0.5, {"x-message-ttl": 500})],
+    )
+    def test_a_quorum_work_queue_loses_nothing_and_has_no_levels_of_ours(
+        self, ttl: float | None, expected: dict[str, int]
+    ) -> None:
+        config = QueueConfig(name="a", message_ttl=ttl)
         queue, *_ = Topology(queue_type="quorum", hold_type="quorum").work(config)
         arguments = dict(queue.arguments)
         assert arguments.pop("x-delivery-limit") >= 1_000
@@ -83,7 +89,7 @@ class TestTopology:
             "x-queue-type": "quorum",
             "x-dead-letter-exchange": "jobq.dlx",
             "x-dead-letter-routing-key": "a",
-            "x-message-ttl": 60_000,
+            **expected,
             **LOSSLESS,
         }
 
@@ -133,8 +139,11 @@ class TestTopology:
         for item in shared():
             if isinstance(item, Binding):
                 bindings[item.source].append((item.key, item.target, item.to_exchange))
-        for level, stars in ((4, ""), (2, "*.*."), (0, "*.*.*.*.")):
-            source = f"jobq.hold.{level}"
+        exchanges = named(shared(), Exchange)
+        assert exchanges["jobq.return"].kind == "topic"
+        for level in range(5):
+            source, stars = f"jobq.hold.{level}", "*." * (4 - level)
+            assert exchanges[source] == Exchange(name=source, kind="topic")
             below = f"jobq.hold.{level - 1}" if level else "jobq.return"
             expected = [(f"{stars}{d:x}.#", f"{source}.{d:x}", False) for d in range(1, 16)]
             assert sorted(bindings[source]) == sorted([(f"{stars}0.#", below, True), *expected])
