@@ -10,8 +10,10 @@ import pytest
 from django_jobq.backends.base import Backend
 from django_jobq.backends.rabbitmq import RabbitMQBackend
 from django_jobq.queues import QueueConfig
-from tests.backends.contract import BackendContract
+from django_jobq.envelope import Envelope
+from tests.backends.contract import BackendContract, make_envelope
 from tests.backends.rabbitmq.support import BackendFactory, channel, letters
+from tests.lane import lane
 
 
 class RabbitMQHooks(BackendContract):
@@ -20,19 +22,19 @@ class RabbitMQHooks(BackendContract):
     granularity = 0.25
     patience = 10.0
     silence = 0.2
-    queue_type = "classic"
 
     @pytest.fixture(autouse=True)
     def _fresh_queues(
         self, shared_broker: str, session_prefix: Callable[[str], str]
     ) -> Iterator[None]:
         self.url = shared_broker
+        self.lane = lane(shared_broker)
         self._factory = BackendFactory(shared_broker, session_prefix)
         yield
         self._factory.close()
 
     def make_backend(self, *queues: QueueConfig) -> RabbitMQBackend:
-        return self._factory(*queues, queue_type=self.queue_type)
+        return self._factory(*queues)
 
     async def pass_time(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -62,6 +64,64 @@ class RabbitMQHooks(BackendContract):
         found = letters(self.url, backend.topology)
         # What the broker itself dead-lettered has no header of ours.
         return [letter for letter in found if letter.queue in (queue, None)]
+
+    # What the suite demands of priorities, as far as quorum queues of a version have them
+
+    async def arrivals(self, backend: Backend, number: int) -> list[Envelope]:
+        await self.until(lambda: backend.counts("a").ready == number)
+        taken = await self.take_many(backend.consume("a", 0), number)
+        return [delivery.envelope for delivery in taken]
+
+    @pytest.mark.contract(7)
+    async def test_higher_priorities_come_first(self) -> None:
+        if self.lane.priorities == "strict":
+            return await super().test_higher_priorities_come_first()
+        backend = self.open("a")
+        sent = [await self.publish(backend, make_envelope(priority=p)) for p in (0, 9, 4, 5, 3, 1)]
+        if self.lane.priorities == "two classes":
+            sent.sort(key=lambda envelope: envelope.priority < 5)
+        assert await self.arrivals(backend, 6) == sent
+        return None
+
+    @pytest.mark.contract(32, 44, 97, 100)
+    async def test_what_is_deferred_returns_at_the_top(self) -> None:
+        if self.lane.priorities == "strict":
+            return await super().test_what_is_deferred_returns_at_the_top()
+        backend = self.open("a")
+        deferred = await self.defer(backend, make_envelope(), 1)
+        meanwhile = await self.publish(backend, make_envelope(priority=4))
+        await self.pass_time(1 + self.granularity)
+        first = deferred if self.lane.priorities == "two classes" else meanwhile
+        assert (await self.arrivals(backend, 2))[0] == first
+        return None
+
+    @pytest.mark.contract(101)
+    async def test_a_retry_returns_at_its_own_priority(self) -> None:
+        if self.lane.priorities == "strict":
+            return await super().test_a_retry_returns_at_its_own_priority()
+        backend = self.open("a")
+        await self.defer(backend, make_envelope(priority=2))
+        consumer = backend.consume("a", 1)
+        delivery = await self.take(consumer)
+        await consumer.stop()
+        again = delivery.envelope.next_attempt()
+        await delivery.retry(again, 0)
+        higher = await self.publish(backend, make_envelope(priority=5))
+        expected = [higher, again] if self.lane.priorities == "two classes" else [again, higher]
+        assert await self.arrivals(backend, 2) == expected
+        return None
+
+    @pytest.mark.contract(43)
+    async def test_a_delayed_job_returns_behind_its_priority(self) -> None:
+        if self.lane.queue_type == "classic":
+            return await super().test_a_delayed_job_returns_behind_its_priority()
+        # A quorum hold raises what is in it to 5, so that is the priority it is behind.
+        backend = self.open("a")
+        delayed = await self.publish(backend, make_envelope(), 1)
+        meanwhile = await self.publish(backend, make_envelope(priority=5))
+        await self.pass_time(1 + self.granularity)
+        assert await self.arrivals(backend, 2) == [meanwhile, delayed]
+        return None
 
     @contextmanager
     def no_route(
