@@ -31,7 +31,13 @@ ORIGINAL_QUEUE = "x-original-queue"
 ATTEMPTS = "x-attempts"
 
 # Brokers before 4.0.1 take a copied x-death header for a cycle and drop the message.
-_BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+_BROKER_HEADERS = (
+    "x-death",
+    "x-first-death-",
+    "x-last-death-",
+    "x-delivery-count",
+    "x-acquired-count",
+)
 # The headers of a message fit one frame of 128 KiB with all the others.
 _MAX_REASON = 16_000
 
