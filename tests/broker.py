@@ -1,9 +1,9 @@
 """A RabbitMQ broker for the tests: the one there is, or a private node.
 
 `broker_url()` answers, in this order: a private node of the version that `tests.lane` wants; the
-environment's AMQP_URL; a broker on 127.0.0.1:5672 that lets guest in; a private node of the installed
-rabbitmq-server; the same after installing the Debian package, as root. Without any of them it stops
-with one sentence: broker tests never skip silently.
+environment's AMQP_URL; a broker on 127.0.0.1:5672 that lets guest in; a private node of the
+installed rabbitmq-server; the same after installing the Debian package, as root. Without any of
+them it stops with one sentence: broker tests never skip silently.
 
 Whatever disturbs its broker (restart, alarm, users, policies) runs on a `PrivateNode`.
 """

@@ -8,11 +8,13 @@ is the type of the queues, classic by default.
 import dataclasses
 import functools
 import os
-from typing import Literal, cast
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar, cast
 
 import pika
 import pytest
 
+T = TypeVar("T")
 QueueType = Literal["classic", "quorum"]
 
 
@@ -49,10 +51,21 @@ class Lane:
             return "strict"
         return "two classes" if self.version >= (4, 0) else "none"
 
-    @property
-    def returns_to_its_place(self) -> bool:
-        """Return whether a message that is given back is in front again, not at the end."""
-        return self.queue_type == "classic" or self.version >= (4, 0)
+    def in_order(self, published: Iterable[T], level: Callable[[T], int]) -> list[T]:
+        """Return what was published in the order in which it is delivered."""
+        items = list(published)
+        match self.priorities:
+            case "strict":
+                return sorted(items, key=lambda item: -level(item))
+            case "none":
+                return items
+        low = [item for item in items if level(item) < 5]
+        high = [item for item in items if level(item) >= 5]
+        mixed = []
+        while low and high:  # two of the high class, one of the low
+            mixed += [*high[:2], low.pop(0)]
+            del high[:2]
+        return [*mixed, *high, *low]
 
 
 @functools.cache

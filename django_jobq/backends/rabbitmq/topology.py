@@ -29,8 +29,8 @@ MAX_HOLD = RADIX**LEVELS - 1
 MAX_NAME_BYTES = 255
 # Brokers before 4.0 drop at the first requeue with -1, so "no limit" is a large number.
 _NO_DELIVERY_LIMIT = 1_000_000
-# Brokers 4.0 to 4.2 know two classes on a quorum queue: 0 to 4, and from 5 upwards. A hold blocks what
-# is in one behind what is in the other.
+# Brokers 4.0 to 4.2 know two classes on a quorum queue, 0 to 4 and from 5 upwards; a hold blocks
+# what is in one behind what is in the other.
 _LEAST_HIGH_PRIORITY = 5
 
 
