@@ -51,6 +51,11 @@ class Lane:
             return "strict"
         return "two classes" if self.version >= (4, 0) else "none"
 
+    @property
+    def times_out_jobs(self) -> bool:
+        """Return whether the broker takes a message back that is not settled for too long."""
+        return self.queue_type == "quorum" or self.version < (4, 3)
+
     def in_order(self, published: Iterable[T], level: Callable[[T], int]) -> list[T]:
         """Return what was published in the order in which it is delivered."""
         items = list(published)

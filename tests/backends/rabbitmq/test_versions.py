@@ -1,12 +1,23 @@
-"""What a worker says of a broker that cannot do everything, as a table and on the one there is."""
+"""What differs by version: what a worker says of it, and long jobs that a broker takes back."""
 
+import asyncio
 import logging
+from collections.abc import Iterator
 
 import pytest
 
 from django_jobq.backends.rabbitmq.topology import QueueType
 from django_jobq.backends.rabbitmq.versions import shortcoming
-from tests.backends.rabbitmq.support import BackendFactory, until, working
+from tests.backends.rabbitmq.support import (
+    BackendFactory,
+    Runs,
+    messages,
+    send,
+    until,
+    wait_until,
+    working,
+)
+from tests.broker import PrivateNode
 from tests.lane import lane
 
 
@@ -51,3 +62,42 @@ class TestVersions:
         assert len(told) == expected[lane(make.url).priorities]
         if told and lane(make.url).priorities == "none":
             assert "knows no priorities on quorum queues" in told[0]
+
+
+class TestConsumerTimeout:
+    backend_name = "rabbitmq"
+
+    @pytest.fixture
+    def impatient(self, node: PrivateNode) -> Iterator[PrivateNode]:
+        """Return a node that takes back after two seconds what nobody has settled."""
+
+        def change(timeout: int, tick: int) -> None:
+            for name, value in (("consumer_timeout", timeout), ("channel_tick_interval", tick)):
+                node.eval(f"application:set_env(rabbit, {name}, {value}).")
+
+        change(2_000, 500)
+        yield node
+        change(1_800_000, 60_000)
+
+    @pytest.mark.slow
+    @pytest.mark.contract(153)
+    async def test_a_job_that_takes_longer_runs_once(
+        self, impatient: PrivateNode, on_node: BackendFactory, runs: Runs
+    ) -> None:
+        backend = on_node("a")
+        runs.job()
+        runs.gate.clear()
+        (sent,) = await asyncio.to_thread(send, backend, 1)
+        async with working(backend):
+            await until(lambda: runs.started)
+            (consumer,) = backend._consumers
+            first = consumer._session
+            if lane(impatient.url).times_out_jobs:
+                await until(lambda: consumer._session is not first)
+            else:
+                await asyncio.sleep(6)
+                assert consumer._session is first
+            runs.gate.set()
+            name = backend.topology.work_queue(backend.queue("a"))
+            await asyncio.to_thread(wait_until, lambda: not messages(impatient, name))
+        assert runs.started == {sent.job_id: 1}
