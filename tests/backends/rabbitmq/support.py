@@ -174,6 +174,8 @@ class BackendFactory:
         options.setdefault("queue_type", queue_type())
         options.setdefault("prefix", self._prefix(options["queue_type"]))
         options.setdefault("reconnect_max", "500ms")
+        # The first one of a prefix declares 80 queues, which takes a busy broker its time.
+        options.setdefault("publish_timeout", "20s")
         settings = make_settings(url or self.backend_url, *queues, declare=declare, **options)
         backend = RabbitMQBackend(settings)
         self._made.append(backend)
