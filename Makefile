@@ -9,10 +9,14 @@ DJANGO ?=
 ARGS ?=
 # What `make matrix` runs; `tox` has every combination.
 MATRIX ?= py311-django52 py313-django61
+# What `make test-rabbitmq` runs on; "here" is the broker that `make test` takes.
+RABBITMQ ?= here 4.0 4.3
+QUEUE_TYPE ?= classic quorum
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq
 DJANGO_REQUIREMENT := $(if $(DJANGO),'Django~=$(DJANGO).0')
+BROKER_TESTS := tests/backends/rabbitmq $(wildcard tests/backends/test_rabbitmq*.py)
 APT_LINE := sudo apt-get install -y make git python3-venv
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -23,11 +27,11 @@ endif
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast bench lint types docs packaging matrix lane format clean
+.PHONY: help demo test test-fast test-rabbitmq bench lint types docs packaging matrix lane format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
-	  while IFS='|' read -r target text; do printf '  %-15s %s\n' "$${target#  }" "$$text"; done
+	  while IFS='|' read -r target text; do printf '  %-18s %s\n' "$${target#  }" "$$text"; done
 
 demo: $(VENV)/$(if $(filter amqp%,$(JOBQ_URL)),.stamp-rabbitmq,.stamp-project) ## Run the example project (ONCE=1 stops by itself, JOBQ_URL=... picks the backend)
 	@$(BIN)/python example_project/manage.py demo $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
@@ -42,7 +46,9 @@ else
 endif
 
 test-fast: $(VENV)/.stamp-test ## Run the tests that need no broker
-	$(BIN)/python -m pytest --ignore=tests/backends/rabbitmq --ignore=tests/backends/test_rabbitmq.py $(ARGS)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(BROKER_TESTS)) $(ARGS)
+
+test-rabbitmq: $(foreach version,$(RABBITMQ),$(addprefix rabbitmq-$(version)-,$(QUEUE_TYPE))) ## Run the tests that need a broker on each RabbitMQ and queue type (RABBITMQ=4.3 QUEUE_TYPE=quorum: only on these)
 
 bench: $(VENV)/.stamp-bench ## Measure against Celery and Dramatiq on the broker at AMQP_URL (ARGS="--rounds 5")
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -72,6 +78,14 @@ clean: ## Remove the virtual environments and everything that was built
 	rm -rf .venv .venvs build dist htmlcov .coverage .coverage.* .tox
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find django_jobq tests example_project docs scripts -name __pycache__ -prune -exec rm -rf {} +
+
+# One RabbitMQ and queue type: make rabbitmq-4.3-quorum. Root and debootstrap are needed, but not for "here".
+rabbitmq-%: version = $(filter-out here,$(firstword $(subst -, ,$*)))
+rabbitmq-%: $(VENV)/.stamp-test
+	@$(if $(version),scripts/rabbitmq4 install $(version))
+	@echo "RabbitMQ $(or $(version),that is here), $(lastword $(subst -, ,$*)) queues:"
+	@JOBQ_TEST_RABBITMQ=$(version) JOBQ_TEST_QUEUE_TYPE=$(lastword $(subst -, ,$*)) \
+	  $(BIN)/python -m pytest $(BROKER_TESTS) $(ARGS)
 
 # One combination: make test-py312-django60.
 test-py%:

@@ -1,8 +1,9 @@
 """A RabbitMQ broker for the tests: the one there is, or a private node.
 
-`broker_url()` answers, in this order: the environment's AMQP_URL; a broker on 127.0.0.1:5672 that
-lets guest in; a private node of the installed rabbitmq-server; the same after installing the Debian
-package, as root. Without any of them it stops with one sentence: broker tests never skip silently.
+`broker_url()` answers, in this order: a private node of the version that `tests.lane` wants; the
+environment's AMQP_URL; a broker on 127.0.0.1:5672 that lets guest in; a private node of the
+installed rabbitmq-server; the same after installing the Debian package, as root. Without any of
+them it stops with one sentence: broker tests never skip silently.
 
 Whatever disturbs its broker (restart, alarm, users, policies) runs on a `PrivateNode`.
 """
@@ -26,18 +27,21 @@ import pika
 import pytest
 from pika.exceptions import AMQPError
 
+from tests import lane
+
+ROOT = Path(__file__).parent.parent
 LOCAL_URL = "amqp://guest:guest@127.0.0.1:5672/"
 # Debian's commands in PATH change to the user rabbitmq; these scripts run as whoever calls them.
 DEBIAN_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 START_PATIENCE = 90.0
 # The node ends with its input, which ends with the tests, even killed ones; it leaves nothing.
 _GUARD = """
-(trap : TERM; "$0" </dev/null; kill -TERM 0) &
+(trap : TERM; "$@" </dev/null; kill -TERM 0) &
 cat >/dev/null
 trap '' TERM
 kill -TERM 0
 wait
-epmd -kill >/dev/null 2>&1
+$ENTER epmd -kill >/dev/null 2>&1
 rm -rf "$HOME"
 """
 
@@ -45,11 +49,13 @@ rm -rf "$HOME"
 @functools.cache
 def broker_url() -> str:
     """Return the URL of a broker for tests that leave it in peace."""
-    if url := os.environ.get("AMQP_URL"):
-        return url
-    if answers(LOCAL_URL):
-        return LOCAL_URL
-    print("No broker at 127.0.0.1:5672: starting a private one", file=sys.stderr)
+    version = lane.wanted_version()
+    if not version:
+        if url := os.environ.get("AMQP_URL"):
+            return url
+        if answers(LOCAL_URL):
+            return LOCAL_URL
+        print("No broker at 127.0.0.1:5672: starting a private one", file=sys.stderr)
     node = PrivateNode()
     atexit.register(node.close)
     node.start()
@@ -82,7 +88,8 @@ class PrivateNode:
     """
 
     def __init__(self, config: Iterable[str] = ()) -> None:
-        self._scripts = _find_scripts()
+        self._enter = lane.enter()
+        self._scripts = DEBIAN_SCRIPTS if self._enter else _find_scripts()
         self._folder = Path(tempfile.mkdtemp(prefix="jobq-broker-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.port, distribution, self._epmd_port = free_ports(3)
@@ -93,6 +100,8 @@ class PrivateNode:
         self._env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("RABBITMQ_")},
             "HOME": str(self._folder),
+            "LC_ALL": "C.UTF-8",
+            "ENTER": " ".join(self._enter),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODENAME": self.name,
@@ -132,7 +141,8 @@ class PrivateNode:
             return
         with (self._folder / "startup.log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _GUARD, self._scripts / "rabbitmq-server"],
+                ["/bin/sh", "-c", _GUARD, "guard", *self._command("rabbitmq-server")],
+                cwd=ROOT,
                 env=self._env,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -161,8 +171,9 @@ class PrivateNode:
     def ctl(self, *arguments: str) -> str:
         """Run rabbitmqctl and return what it prints; it takes about a second."""
         done = subprocess.run(
-            [self._scripts / "rabbitmqctl", "--quiet", *arguments],
+            [*self._command("rabbitmqctl"), "--quiet", *arguments],
             check=False,
+            cwd=ROOT,
             env=self._env,
             capture_output=True,
             text=True,
@@ -179,9 +190,13 @@ class PrivateNode:
     def close(self) -> None:
         """End the node and remove all traces of it."""
         self.kill()
-        if epmd := shutil.which("epmd"):
-            subprocess.run([epmd, "-kill"], check=False, env=self._env, capture_output=True)
+        if self._enter or shutil.which("epmd"):
+            command = [*self._enter, "epmd", "-kill"]
+            subprocess.run(command, check=False, cwd=ROOT, env=self._env, capture_output=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _command(self, name: str) -> list[str]:
+        return [*self._enter, str(self._scripts / name)]
 
     def _end(self, number: signal.Signals) -> None:
         process, self._process = self._process, None

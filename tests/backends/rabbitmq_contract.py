@@ -12,6 +12,7 @@ from django_jobq.backends.rabbitmq import RabbitMQBackend
 from django_jobq.queues import QueueConfig
 from tests.backends.hooks import BackendHooks
 from tests.backends.rabbitmq.support import BackendFactory, channel, letters
+from tests.lane import lane
 
 
 class RabbitMQHooks(BackendHooks):
@@ -20,19 +21,19 @@ class RabbitMQHooks(BackendHooks):
     granularity = 0.25
     patience = 10.0
     silence = 0.2
-    queue_type = "classic"
 
     @pytest.fixture(autouse=True)
     def _fresh_queues(
         self, shared_broker: str, session_prefix: Callable[[str], str]
     ) -> Iterator[None]:
         self.url = shared_broker
+        self.lane = lane(shared_broker)
         self._factory = BackendFactory(shared_broker, session_prefix)
         yield
         self._factory.close()
 
     def make_backend(self, *queues: QueueConfig) -> RabbitMQBackend:
-        return self._factory(*queues, queue_type=self.queue_type)
+        return self._factory(*queues)
 
     async def pass_time(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

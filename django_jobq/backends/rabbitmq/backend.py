@@ -97,7 +97,9 @@ class RabbitMQBackend(Backend):
         self.ensure(config)
         route = self.topology.route(config.name, delay)
         priority = self.topology.priority(
-            config.level(envelope.priority, front=front), held=route.held > 0
+            config.level(envelope.priority, front=front),
+            held=route.held > 0,
+            top=front or not config.max_priority,
         )
         return self._publish(config, route, codec.encode(envelope, priority, held=delay))
 
@@ -176,7 +178,8 @@ class RabbitMQBackend(Backend):
     def counted_copy(self, delivery: RabbitMQDelivery) -> codec.Message:
         """Return a redelivered message with its start counted, at the top of its queue."""
         headers = {**codec.own_headers(delivery.headers), codec.STARTS: delivery.starts}
-        return _copy_of(delivery, self.queue(delivery.queue).level(0, front=True), headers)
+        level = self.queue(delivery.queue).level(0, front=True)
+        return _copy_of(delivery, self.topology.priority(level, top=True), headers)
 
     async def send(
         self, delivery: RabbitMQDelivery, message: codec.Message, delay: float = 0.0

@@ -32,7 +32,13 @@ ATTEMPTS = "x-attempts"
 DIED_AT = "x-died-at"
 
 # Brokers before 4.0.1 take a copied x-death header for a cycle and drop the message.
-_BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+_BROKER_HEADERS = (
+    "x-death",
+    "x-first-death-",
+    "x-last-death-",
+    "x-delivery-count",
+    "x-acquired-count",
+)
 
 
 class _MessageIds:

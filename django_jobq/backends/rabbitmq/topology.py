@@ -29,8 +29,9 @@ MAX_HOLD = RADIX**LEVELS - 1
 MAX_NAME_BYTES = 255
 # Brokers before 4.0 drop at the first requeue with -1, so "no limit" is a large number.
 _NO_DELIVERY_LIMIT = 1_000_000
-# On brokers 4.0 to 4.2 a quorum queue blocks what has a priority below 5 behind what has not.
-_LEAST_HELD_PRIORITY = 5
+# Brokers 4.0 to 4.2 know two classes on a quorum queue, 0 to 4 and from 5 upwards; a hold blocks
+# what is in one behind what is in the other.
+_LEAST_HIGH_PRIORITY = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +115,10 @@ class Topology:
         key = ".".join([*digits, queue])
         return Route(exchange=self._hold(level), key=key, held=seconds)
 
-    def priority(self, level: int, *, held: bool) -> int:
-        """Return the priority property of a message at a queue's level."""
-        if held and self.hold_type == "quorum":
-            return max(level, _LEAST_HELD_PRIORITY)
+    def priority(self, level: int, *, held: bool = False, top: bool = False) -> int:
+        """Return the priority property of a message at a queue's level; ``top`` is its highest."""
+        if (held and self.hold_type == "quorum") or (top and self.queue_type == "quorum"):
+            return max(level, _LEAST_HIGH_PRIORITY)
         return level
 
     def shared(self) -> Iterator[Declaration]:

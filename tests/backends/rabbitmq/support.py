@@ -32,6 +32,7 @@ from django_jobq.queues import QueueConfig
 from django_jobq.worker.worker import Worker
 from tests.backends.contract import make_envelope
 from tests.broker import PrivateNode
+from tests.lane import queue_type
 
 PATIENCE = 30.0
 ROOT = Path(__file__).parents[3]
@@ -140,6 +141,7 @@ def make_settings(
     url: str, *queues: QueueConfig | str, declare: str = "auto", **options: Any
 ) -> AliasSettings:
     """Return the settings of an alias with these queues, or with one called 'a'."""
+    options.setdefault("queue_type", queue_type())
     configs = [QueueConfig(name=q) if isinstance(q, str) else q for q in queues or ("a",)]
     return AliasSettings(
         alias="default",
@@ -170,8 +172,11 @@ class BackendFactory:
         **options: Any,
     ) -> RabbitMQBackend:
         """Return a backend with fast reconnects; nothing is declared yet."""
-        options.setdefault("prefix", self._prefix(options.get("queue_type", "classic")))
+        options.setdefault("queue_type", queue_type())
+        options.setdefault("prefix", self._prefix(options["queue_type"]))
         options.setdefault("reconnect_max", "500ms")
+        # The first one of a prefix declares 80 queues, which takes a busy broker its time.
+        options.setdefault("publish_timeout", "20s")
         settings = make_settings(url or self.backend_url, *queues, declare=declare, **options)
         backend = RabbitMQBackend(settings)
         self._made.append(backend)

@@ -101,7 +101,7 @@ class TestBrokerOutages:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         proxy.refuse()
-        backend = proxied("a", publish_timeout="500ms")
+        backend = proxied("a", publish_timeout="3s")
         runs.job()
 
         def lines() -> list[logging.LogRecord]:

@@ -17,6 +17,10 @@ def options(**values: object) -> RabbitMQOptions:
 class TestOptions:
     backend_name = "rabbitmq"
 
+    @pytest.fixture(autouse=True)
+    def _whatever_the_lane(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("JOBQ_TEST_QUEUE_TYPE", raising=False)
+
     @pytest.mark.contract(158)
     def test_the_defaults(self) -> None:
         made = options()

@@ -13,7 +13,7 @@ from itertools import chain
 
 import pytest
 
-from django_jobq.backends.rabbitmq import RabbitMQBackend, codec
+from django_jobq.backends.rabbitmq import RabbitMQBackend, codec, operations
 from django_jobq.exceptions import BackendError, BackendUnavailable, PublishFailed, ShutDown
 from tests.backends.contract import make_envelope
 from tests.backends.rabbitmq.support import (
@@ -320,6 +320,33 @@ class TestOutages:
             backend.counts("a")
         channels = node.ctl("list_channels", "name").split("\n")
         assert len([line for line in channels if "->" in line]) <= 2
+
+    @pytest.mark.contract(148)
+    def test_a_question_that_gets_no_answer_is_not_a_missing_connection(
+        self, proxied: BackendFactory, proxy: Proxy
+    ) -> None:
+        declared(proxied("a", publish_timeout="30s"))
+        backend = proxied("a", publish_timeout="1s")
+        backend.counts("a")
+        proxy.stall()
+        with pytest.raises(BackendUnavailable, match="did not answer within"):
+            backend.counts("a")
+        proxy.resume()
+
+    def test_closing_in_the_middle_of_declarations_is_quiet(
+        self, make: BackendFactory, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = declared(make("a"))
+        engine = backend._publisher._engine
+        assert engine is not None
+        many = operations.declare(list(backend.topology.shared()) * 100)
+        answer = backend._publisher.call(many)
+        wait_until(lambda: engine._calls)
+        backend.close()
+        wait_until(lambda: not engine.is_alive())
+        with pytest.raises(BackendError):
+            answer.result(PATIENCE)
+        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
     @pytest.mark.contract(14)
     def test_a_stalled_broker_does_not_delay_closing_for_long(

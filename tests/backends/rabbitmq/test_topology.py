@@ -235,6 +235,22 @@ class TestTopology:
     ) -> None:
         assert Topology(hold_type=hold_type).priority(level, held=held) == expected
 
+    @pytest.mark.contract(44, 102)
+    @pytest.mark.parametrize(
+        ("queue_type", "level", "expected"),
+        [
+            ("classic", 0, 0),
+            ("classic", 3, 3),
+            ("quorum", 0, 5),
+            ("quorum", 3, 5),
+            ("quorum", 9, 9),
+        ],
+    )
+    def test_the_top_of_a_quorum_queue_is_in_the_high_class(
+        self, queue_type: QueueType, level: int, expected: int
+    ) -> None:
+        assert Topology(queue_type=queue_type).priority(level, top=True) == expected
+
     # Names
 
     @pytest.mark.contract(150)

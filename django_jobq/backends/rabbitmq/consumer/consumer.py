@@ -83,8 +83,9 @@ class RabbitMQConsumer(Consumer):
             await self._session.cancel()
         unread = list(self._ready)
         self._ready.clear()
-        # Each goes back to the front, so the first goes last.
-        for delivery in reversed(unread):
+        # A classic queue puts each in front, so the first goes last; a quorum queue keeps a list.
+        is_list = self.backend.topology.queue_type == "quorum"
+        for delivery in unread if is_list else reversed(unread):
             self._give_back(delivery)
 
     async def aclose(self) -> None:

@@ -26,6 +26,7 @@ from yarl import URL
 from django_jobq.backends.rabbitmq.consumer.frames import FrameReader
 from django_jobq.backends.rabbitmq.options import RabbitMQOptions
 from django_jobq.backends.rabbitmq.url import BrokerAddress
+from django_jobq.backends.rabbitmq.versions import shortcoming
 from django_jobq.exceptions import AccessRefused, ShutDown
 from django_jobq.retry import exponential_backoff
 
@@ -108,7 +109,7 @@ class Link:
             self._connection = await self._connect(self._transport)
             self.generation += 1
             self._failures = 0
-            logger.info("Consuming from %s", self._address)
+            self._tell_of_the_broker()
         transport = self._transport
         assert transport is not None
         async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -116,6 +117,13 @@ class Link:
             await channel.initialize()
             underlay = await channel.get_underlay_channel()
         return OpenChannel(underlay, transport.reader, transport.writer, self.generation)
+
+    def _tell_of_the_broker(self) -> None:
+        logger.info("Consuming from %s", self._address)
+        properties = self._connection.transport.connection.server_properties
+        missing = shortcoming(self._options.queue_type, str(properties.get("version", "")))
+        if missing is not None and self.generation == 1:
+            logger.warning("%s", missing)
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None

@@ -53,6 +53,8 @@ class Calls:
                 call.fail(channel_error(reason, current[-1].text if current else "a channel"))
 
         def step(answer: Any = None) -> None:
+            if not channel.is_open:  # the answer crossed the end of the connection
+                return
             if current:
                 answers.append(current[-1].read(answer))
             if not remaining:
