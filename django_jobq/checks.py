@@ -28,7 +28,7 @@ def check_jobq(**_: Any) -> list[checks.CheckMessage]:
         aliases = conf.load_aliases()
     except ImproperlyConfigured as error:
         return [_error("E001", str(error), "Correct the JOBQ setting.")]
-    found: list[checks.CheckMessage] = list(_check_names())
+    found: list[checks.CheckMessage] = list(_check_settings())
     backends = {}
     for alias, entry in aliases.items():
         try:
@@ -38,7 +38,7 @@ def check_jobq(**_: Any) -> list[checks.CheckMessage]:
     found.extend(_check_production(backends))
     found.extend(_check_conflicts())
     for alias, backend in backends.items():
-        found.extend(_check_names(alias, backend))
+        found.extend(_check_queue_names(alias, backend))
     for job in registry:
         if job.backend not in aliases:
             hint = f"Name it in JOBQ, or correct the job{suggest(job.backend, aliases)}"
@@ -49,7 +49,7 @@ def check_jobq(**_: Any) -> list[checks.CheckMessage]:
     return found
 
 
-def _check_names() -> Iterator[checks.CheckMessage]:
+def _check_settings() -> Iterator[checks.CheckMessage]:
     for name, suggestion in conf.unknown_settings().items():
         yield _error(
             "E008",
@@ -72,7 +72,7 @@ def _check_production(backends: dict[str, Backend]) -> Iterator[checks.CheckMess
         )
 
 
-def _check_names(alias: str, backend: Backend) -> Iterator[checks.CheckMessage]:
+def _check_queue_names(alias: str, backend: Backend) -> Iterator[checks.CheckMessage]:
     for config in backend.queues.values():
         problem = backend.check_queue(config)
         if problem is not None:
