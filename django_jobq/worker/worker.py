@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any
 
 from django_jobq.backends.base import Backend, Consumer, Delivery
 from django_jobq.envelope import decode_or_none, log_fields
@@ -264,8 +265,7 @@ class Worker:
         buffer: RoundRobinBuffer,
     ) -> None:
         self._ending.requested = self._runner.stopping = True
-        for consumer in consumers:
-            await consumer.stop()
+        await _end(consumer.stop() for consumer in consumers)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -276,8 +276,7 @@ class Worker:
         await self._abandon()
         for result in self._stuck:
             await self._runner.settle(result)
-        for consumer in consumers:
-            await consumer.aclose()
+        await _end(consumer.aclose() for consumer in consumers)
         await self._executor.stop(max(_LEAST_END, self._ending.time_left))
 
     async def _abandon(self) -> None:
@@ -293,6 +292,16 @@ class Worker:
         for delivery in late.values():
             if not delivery.settled:
                 await self._runner.hand_back(delivery)
+
+
+async def _end(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Take a step of every consumer; one that fails leaves the others and the running jobs alone.
+
+    So does one that a client library cancels, which must not count as a cancelled worker.
+    """
+    for failure in await asyncio.gather(*steps, return_exceptions=True):
+        if failure is not None:
+            logger.error("Ending a consumer failed; it loses what it held", exc_info=failure)
 
 
 def _refuse_conflicts() -> None:

@@ -826,6 +826,42 @@ async def test_settled_and_queued_make_up_what_was_published(
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.contract(64, 65)
+@pytest.mark.parametrize("error", [Exception(), asyncio.CancelledError()])
+async def test_a_consumer_that_fails_to_stop_leaves_the_running_job_alone(
+    watched: Watched,
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+) -> None:
+    stop = MemoryConsumer.stop
+
+    async def stop_and_fail(consumer: MemoryConsumer) -> None:
+        await stop(consumer)
+        raise error
+
+    @job(name="tests.blocks")
+    def blocks(number: int) -> None:
+        assert gate.wait(DEADLINE)
+
+    publish(watched, "tests.blocks", 3)
+    worker = Worker(watched, concurrency=1)
+    task = asyncio.create_task(worker.run())
+    await until(lambda: worker.running == 1)
+    monkeypatch.setattr(MemoryConsumer, "stop", stop_and_fail)
+    worker.shutdown()
+    done, _ = await asyncio.wait({task}, timeout=0.2)
+    assert not done, "the running job was not waited for"
+    gate.set()
+
+    stats = await ended(task)
+
+    assert (stats.succeeded, stats.settle_failures) == (1, 0)
+    assert [envelope.args for envelope in watched.pending("default")] == [[1], [2]]
+    assert "Ending a consumer failed" in caplog.text
+
+
 @pytest.mark.contract(65)
 async def test_job_that_runs_beyond_the_deadline_is_handed_back_uncounted(
     watched: Watched,
