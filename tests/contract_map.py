@@ -25,7 +25,7 @@ _TOGETHER = "1-17 19-33 40-45 47-70 72-74 77 79-82 87-88 91-93 97-113 115-116 11
 PER_BACKEND = {
     # A process that dies takes the jobs of this backend with it, so no other one sees them.
     "memory": f"{_TOGETHER} 120-131 133",
-    "rabbitmq": f"{_TOGETHER} 46 75-76 114 131 134-159",
+    "rabbitmq": f"{_TOGETHER} 18 46 75-76 114 131 134-159",
 }
 NEVER_WAIVED = "6-12 23-33 51 57 61 64-66 146-150 152-154"
 MOST_WAIVED = 5

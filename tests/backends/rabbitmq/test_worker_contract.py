@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pika.exceptions import AMQPError
 
 from django_jobq import enqueue_many
 from django_jobq.backends.handler import backends
@@ -44,7 +45,7 @@ from tests.backends.rabbitmq.support import (
 )
 from tests.backends.rabbitmq_contract import RabbitMQHooks
 from tests.backends.worker_contract import WorkerContract
-from tests.broker import PrivateNode
+from tests.broker import PrivateNode, free_ports
 from tests.proxy import Proxy
 
 
@@ -132,6 +133,24 @@ class TestProducer:
         wait_until(enqueued)
         assert accepted[0] in job_ids(browse(proxied.url, work(backend)))
 
+    @pytest.mark.contract(18, 49)
+    def test_what_the_client_library_says_is_the_cause(
+        self, make: BackendFactory, make_apart: BackendFactory, noted: Job[Any, Any]
+    ) -> None:
+        (nobody,) = free_ports(1)
+        install(make("a", url=f"amqp://guest:guest@127.0.0.1:{nobody}/", publish_timeout="500ms"))
+        with pytest.raises(BackendUnavailable, match="within"):
+            noted.enqueue()
+        # That one was late. Now it is known why.
+        with pytest.raises(BackendUnavailable) as unreachable:
+            noted.enqueue()
+        assert isinstance(unreachable.value.__cause__, AMQPError)
+        declared(make_apart(QueueConfig(name="a", max_priority=5)))
+        install(make_apart("a"))
+        with pytest.raises(TopologyMismatch) as mismatch:
+            noted.enqueue()
+        assert isinstance(mismatch.value.__cause__, AMQPError)
+
     @pytest.mark.contract(140)
     def test_a_delay_beyond_the_ladder_is_accepted_and_one_without_end_is_refused(
         self, make: BackendFactory, noted: Job[Any, Any]
@@ -179,16 +198,14 @@ class TestFullQueue:
         self, full: RabbitMQBackend, noted: Job[Any, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         kept = fill(full)
-        written: list[str] = []
-        publish = full._publisher.publish
+        declared_again: list[Any] = []
+        call = full._publisher.call
         monkeypatch.setattr(
-            full._publisher,
-            "publish",
-            lambda exchange, key, message: written.append(key) or publish(exchange, key, message),
+            full._publisher, "call", lambda wanted: declared_again.append(wanted) or call(wanted)
         )
         with pytest.raises(PublishFailed, match="nack"):
             noted.enqueue()
-        assert written == ["a", "a"]
+        assert len(declared_again) == 1
         assert job_ids(browse(full.settings.url, work(full))) == kept
 
     @pytest.mark.contract(26, 27, 149)
