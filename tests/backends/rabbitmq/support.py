@@ -182,6 +182,14 @@ class BackendFactory:
         self._made.append(backend)
         return backend
 
+    def impatient(self, publish_timeout: str = "1s", **options: Any) -> RabbitMQBackend:
+        """Return a connected backend with a short timeout; its queue 'a' was declared in peace."""
+        patient = self("a", url=self.url)
+        patient.declare(patient.queues.values())
+        backend = self("a", declare="never", publish_timeout=publish_timeout, **options)
+        backend.counts("a")
+        return backend
+
     def close(self) -> None:
         """Close the backends, and remove their queues and messages."""
         for topology, configs in self._close():

@@ -208,7 +208,7 @@ class TestBrokerOutages:
     async def test_a_route_that_is_silent_is_given_up_by_heartbeats(
         self, proxied: BackendFactory, proxy: Proxy, runs: Runs
     ) -> None:
-        backend = proxied("a", heartbeat="1s", publish_timeout="2s")
+        backend = proxied.impatient("2s", heartbeat="1s")
         runs.job()
         async with working(backend):
             await asyncio.to_thread(send, backend, 1)
@@ -261,7 +261,7 @@ class TestMemoryAlarm:
     async def test_b39_acks_go_on_and_publishes_fail_in_time(
         self, on_node: BackendFactory, node: PrivateNode, runs: Runs, alarm: Any
     ) -> None:
-        backend = on_node("a", publish_timeout="1s")
+        backend = on_node.impatient()
         runs.job()
         runs.gate.clear()
         before = await asyncio.to_thread(send, backend, 30)
@@ -290,7 +290,7 @@ class TestMemoryAlarm:
     def test_b39_closing_is_not_delayed(
         self, on_node: BackendFactory, node: PrivateNode, alarm: Any
     ) -> None:
-        backend = on_node("a", publish_timeout="1s")
+        backend = on_node.impatient()
         send(backend, 1)
         alarm(on=True)
         futures = [backend.publish(make_envelope()) for _ in range(3)]
@@ -420,7 +420,7 @@ class TestTLS:
         reason = "IP address mismatch" if trusted else "certificate verify failed"
         with pytest.raises(BackendUnavailable):
             await asyncio.to_thread(send, backend, 1)
-        assert reason in caplog.text
+        await until(lambda: reason in caplog.text)
         caplog.clear()
         consumer = backend.consume("a", 1)
         waiting = asyncio.create_task(anext(consumer))

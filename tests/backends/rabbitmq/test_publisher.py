@@ -243,7 +243,7 @@ class TestOutages:
     def test_a_stalled_connection_means_unknown_and_is_replaced(
         self, proxied: BackendFactory, proxy: Proxy
     ) -> None:
-        backend = declared(proxied("a", publish_timeout="1s"))
+        backend = proxied.impatient()
         proxy.stall()
         stalled = make_envelope()
         began = time.monotonic()
@@ -260,7 +260,7 @@ class TestOutages:
     def test_in_an_outage_one_caller_waits_and_the_others_fail_at_once(
         self, proxied: BackendFactory, proxy: Proxy
     ) -> None:
-        backend = declared(proxied("a", publish_timeout="1s"))
+        backend = proxied.impatient()
         proxy.refuse()
         began = time.monotonic()
         with pytest.raises(BackendUnavailable):
@@ -325,9 +325,7 @@ class TestOutages:
     def test_a_question_that_gets_no_answer_is_not_a_missing_connection(
         self, proxied: BackendFactory, proxy: Proxy
     ) -> None:
-        declared(proxied("a", publish_timeout="30s"))
-        backend = proxied("a", publish_timeout="1s")
-        backend.counts("a")
+        backend = proxied.impatient()
         proxy.stall()
         with pytest.raises(BackendUnavailable, match="did not answer within"):
             backend.counts("a")
