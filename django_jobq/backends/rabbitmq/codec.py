@@ -90,7 +90,7 @@ def encode(envelope: Envelope, priority: int, *, held: float = 0.0) -> Message:
 def dead_letter(
     body: bytes, envelope: Envelope | None, queue: str, cause: Cause, reason: str
 ) -> Message:
-    """Return the message that files a body; ``envelope`` is what could be read of it, ``reason`` is clipped."""
+    """Return the message that files a body; ``envelope`` is what could be read of it."""
     headers: dict[str, Any] = {
         DEATH_CAUSE: cause,
         DEATH_REASON: _encodable(reason),
