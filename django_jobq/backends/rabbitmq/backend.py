@@ -163,11 +163,12 @@ class RabbitMQBackend(Backend):
     ) -> None:
         """Publish a dead letter to the inbox and wait for its confirm."""
         self._check_open()
-        envelope = final
-        if envelope is None:
-            with contextlib.suppress(EnvelopeError):
-                envelope = delivery.envelope
-        message = codec.dead_letter(delivery.body, envelope, delivery.queue, cause, reason)
+        original: Envelope | None = None
+        with contextlib.suppress(EnvelopeError):
+            original = delivery.envelope
+        # A body that is filed as it came keeps its bytes, with all that this version cannot read.
+        body = delivery.body if final is None or final == original else final.encode()
+        message = codec.dead_letter(body, final or original, delivery.queue, cause, reason)
         route = Route(exchange=self.topology.dead_exchange, key=delivery.queue)
         await asyncio.wrap_future(self._publish(self.queue(delivery.queue), route, message))
 

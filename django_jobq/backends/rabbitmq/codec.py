@@ -39,6 +39,8 @@ _BROKER_HEADERS = (
     "x-delivery-count",
     "x-acquired-count",
 )
+# The largest number that a header can carry; a foreign body may count further.
+_MOST = 2**63 - 1
 
 
 class _MessageIds:
@@ -75,8 +77,8 @@ def encode(envelope: Envelope, priority: int, *, held: float = 0.0) -> Message:
     """Return the message of an envelope; ``held`` is the seconds it has to wait."""
     headers: dict[str, Any] = {
         JOB_ID: str(envelope.job_id),
-        ATTEMPT: envelope.attempt,
-        DEFERRALS: envelope.deferrals,
+        ATTEMPT: min(envelope.attempt, _MOST),
+        DEFERRALS: min(envelope.deferrals, _MOST),
     }
     if held > 0:
         headers[NOT_BEFORE] = int((time.time() + held) * 1000)
@@ -88,18 +90,18 @@ def encode(envelope: Envelope, priority: int, *, held: float = 0.0) -> Message:
 def dead_letter(
     body: bytes, envelope: Envelope | None, queue: str, cause: Cause, reason: str
 ) -> Message:
-    """Return the message that files a job as a dead letter; ``reason`` is clipped already."""
+    """Return the message that files a body; ``envelope`` is what could be read of it."""
     headers: dict[str, Any] = {
         DEATH_CAUSE: cause,
-        DEATH_REASON: reason,
+        DEATH_REASON: _encodable(reason),
         ORIGINAL_QUEUE: queue,
-        ATTEMPTS: attempts_made(envelope, cause),
+        ATTEMPTS: min(attempts_made(envelope, cause), _MOST),
         DIED_AT: time.time_ns() // 1_000_000,
     }
     if envelope is not None:
         headers[JOB_ID] = str(envelope.job_id)
     return Message(
-        body=envelope.encode() if envelope else body,
+        body=body,
         type=_short(envelope.job) if envelope else None,
         priority=0,
         headers=headers,
@@ -116,4 +118,9 @@ def own_headers(headers: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _short(text: str) -> str:
     """Cut text to what a short string holds, at a character boundary."""
-    return text.encode()[:MAX_SHORT_TEXT].decode(errors="ignore")
+    return _encodable(text).encode()[:MAX_SHORT_TEXT].decode(errors="ignore")
+
+
+def _encodable(text: str) -> str:
+    """Return text with lone surrogates spelled out: JSON may carry them, properties may not."""
+    return text.encode(errors="backslashreplace").decode()

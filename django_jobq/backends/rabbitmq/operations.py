@@ -6,7 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django_jobq.backends.rabbitmq.topology import Binding, Declaration, Exchange
+from django_jobq.backends.rabbitmq.topology import (
+    Binding,
+    Declaration,
+    Exchange,
+    Queue,
+    Unbinding,
+)
 
 
 def _nothing(_answer: Any) -> None:
@@ -30,7 +36,9 @@ def declare(declarations: Iterable[Declaration]) -> list[Operation]:
 
 def check(declarations: Iterable[Declaration]) -> list[Operation]:
     """Return the operations that fail if an object is missing; they need no permission."""
-    return [_declare(item, passive=True) for item in declarations if not isinstance(item, Binding)]
+    return [
+        _declare(item, passive=True) for item in declarations if isinstance(item, Exchange | Queue)
+    ]
 
 
 def count(queue: str) -> Operation:
@@ -56,6 +64,12 @@ def purge(queue: str) -> Operation:
 def _declare(item: Declaration, *, passive: bool) -> Operation:
     if isinstance(item, Binding):
         return _bind(item)
+    if isinstance(item, Unbinding):
+        return Operation(
+            method="queue_unbind",
+            arguments={"queue": item.target, "exchange": item.source, "routing_key": item.key},
+            text=f"unbinding {item.target!r} from {item.source!r}",
+        )
     arguments = {"durable": True, "passive": passive, "arguments": dict(item.arguments)}
     if isinstance(item, Exchange):
         return Operation(

@@ -27,6 +27,8 @@ LEVELS = 5
 RADIX = 16
 MAX_HOLD = RADIX**LEVELS - 1
 MAX_NAME_BYTES = 255
+# Revisions count up by one, and an older release is rarely further behind.
+_OLDER_REVISIONS = 5
 # Brokers before 4.0 drop at the first requeue with -1, so "no limit" is a large number.
 _NO_DELIVERY_LIMIT = 1_000_000
 # Brokers 4.0 to 4.2 know two classes on a quorum queue, 0 to 4 and from 5 upwards; a hold blocks
@@ -61,7 +63,16 @@ class Binding:
     to_exchange: bool = False
 
 
-Declaration = Exchange | Queue | Binding
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unbinding:
+    """Name a binding to a queue that is to be gone, if either ever existed."""
+
+    source: str
+    target: str
+    key: str
+
+
+Declaration = Exchange | Queue | Binding | Unbinding
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +149,26 @@ class Topology:
             yield from self._rung(level)
 
     def work(self, config: QueueConfig) -> Iterator[Declaration]:
-        """Yield one work queue and its two bindings."""
+        """Yield one work queue, its two bindings, and the end of those of its older revisions."""
         name = self.work_queue(config)
         yield Queue(name=name, arguments=self._work_arguments(config))
-        yield Binding(source=self.entrance, target=name, key=config.name)
         # One star a digit: '#' would also match a queue whose dotted name ends like this one.
-        yield Binding(source=self._return, target=name, key="*." * LEVELS + config.name)
+        ways = ((self.entrance, config.name), (self._return, "*." * LEVELS + config.name))
+        for source, key in ways:
+            yield Binding(source=source, target=name, key=key)
+        # Or every job would be in both queues. Bound first, for the other order leaves a moment in
+        # which a process of the older release finds no queue, and declares its own again.
+        for older in self.older(config):
+            for source, key in ways:
+                yield Unbinding(source=source, target=older, key=key)
+
+    def older(self, config: QueueConfig) -> list[str]:
+        """Return the physical names of the last few revisions before this one."""
+        first = max(1, config.revision - _OLDER_REVISIONS)
+        return [
+            self.work_queue(dataclasses.replace(config, revision=revision))
+            for revision in range(first, config.revision)
+        ]
 
     def check_name(self, config: QueueConfig) -> str | None:
         """Return what is wrong with a queue's name on this broker, or None."""

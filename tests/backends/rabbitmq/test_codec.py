@@ -3,6 +3,7 @@
 import time
 import uuid
 
+import pika
 import pytest
 
 from django_jobq.backends.base import clip
@@ -60,8 +61,8 @@ class TestCodec:
     def test_a_dead_letter_says_why(self) -> None:
         envelope = make_envelope(attempt=3)
         began = int(time.time() * 1000)
-        message = codec.dead_letter(b"old", envelope, "mail", "exhausted", "gave up")
-        assert message.body == envelope.encode()
+        message = codec.dead_letter(b"body", envelope, "mail", "exhausted", "gave up")
+        assert (message.body, message.content_type) == (b"body", "application/json")
         died_at = message.headers["x-died-at"]
         assert began <= died_at <= time.time() * 1000
         assert message.headers == {
@@ -86,6 +87,18 @@ class TestCodec:
         headers = codec.dead_letter(b"", make_envelope(), "q" * 255, "fatal", reason).headers
         assert sum(len(str(value).encode()) for value in headers.values()) < 100_000
         assert headers["x-death-reason"] == reason
+
+    @pytest.mark.contract(144, 145)
+    def test_b93_what_no_header_can_carry_is_spelled_out_or_capped(self) -> None:
+        envelope = make_envelope(job="job\ud800", attempt=2**70, deferrals=2**70)
+        for message in (
+            codec.encode(envelope, 0),
+            codec.dead_letter(b"", envelope, "a", "fatal", "half \udc00"),
+        ):
+            pika.BasicProperties(type=message.type, headers=dict(message.headers)).encode()
+            assert message.type == "job\\ud800"
+        assert message.headers["x-death-reason"] == "half \\udc00"
+        assert message.headers["x-attempts"] == 2**63 - 1
 
     @pytest.mark.contract(143)
     def test_what_the_broker_added_is_stripped(self) -> None:

@@ -15,6 +15,7 @@ from django_jobq.backends.rabbitmq.topology import (
     Queue,
     QueueType,
     Topology,
+    Unbinding,
 )
 from django_jobq.queues import QueueConfig
 from django_jobq.retry import RetryPolicy
@@ -44,12 +45,25 @@ class TestTopology:
         queue, *bindings = Topology().work(config)
         name = f"jobq.q.mail.out.{revision}"
         assert queue.name == name
-        assert bindings == [
+        assert [item for item in bindings if isinstance(item, Binding)] == [
             Binding(source="jobq", target=name, key="mail.out"),
             Binding(source="jobq.return", target=name, key="*.*.*.*.*.mail.out"),
         ]
         entrance = named(shared(), Exchange)["jobq"]
         assert entrance.kind == "direct"
+
+    @pytest.mark.contract(134)
+    def test_older_revisions_are_unbound_once_the_new_one_is_bound(self) -> None:
+        items = list(Topology().work(QueueConfig(name="a", revision=3)))
+        ways = [("jobq", "a"), ("jobq.return", "*.*.*.*.*.a")]
+        assert items[3:] == [
+            Unbinding(source=source, target=f"jobq.q.a.{older}", key=key)
+            for older in (1, 2)
+            for source, key in ways
+        ]
+        assert [item.method for item in operations.declare(items[3:])] == ["queue_unbind"] * 4
+        far = Topology().older(QueueConfig(name="a", revision=20_260_101))
+        assert far == [f"jobq.q.a.{revision}" for revision in range(20_260_096, 20_260_101)]
 
     @pytest.mark.contract(134)
     @pytest.mark.parametrize(
@@ -279,7 +293,8 @@ class TestTopology:
 
     @pytest.mark.contract(159)
     def test_a_check_declares_nothing(self) -> None:
-        for operation in operations.check(Topology().shared()):
+        queue = QueueConfig(name="a", revision=3)
+        for operation in operations.check([*Topology().shared(), *Topology().work(queue)]):
             assert operation.arguments["passive"] is True
             assert operation.method in ("queue_declare", "exchange_declare")
 
