@@ -240,11 +240,12 @@ class Worker:
         while looks < 2:
             await asyncio.sleep(_IDLE_LOOK)
             busy = bool(self._running) or len(buffer) > 0
-            ready = not busy and any(
-                self.backend.counts(config.name).ready for config in self.configs
-            )
+            ready = not busy and await asyncio.to_thread(self._has_ready_jobs)
             looks = 0 if busy or ready else looks + 1
         self._ending.begin(with_deadline=False)
+
+    def _has_ready_jobs(self) -> bool:
+        return any(self.backend.counts(config.name).ready for config in self.configs)
 
     # Stopping
 

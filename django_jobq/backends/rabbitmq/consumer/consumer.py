@@ -115,20 +115,24 @@ class RabbitMQConsumer(Consumer):
     # The channel
 
     async def _serve(self) -> None:
-        while not self._closing.is_set():
-            try:
-                await self._consume_once()
-            except ShutDown:
-                break
-            except (BackendUnavailable, *LOST) as error:
-                if self._closing.is_set():
-                    break
-                logger.warning("Queue %s: consuming failed: %s", self.config.name, error)
-                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
-            except BackendError as error:
-                self._failure = error
-                break
-        self._changed.set()
+        try:
+            while not self._closing.is_set():
+                await self._try_to_consume()
+        except ShutDown:
+            pass
+        except Exception as error:  # noqa: BLE001 - raised by the stream
+            self._failure = error
+        finally:
+            self._changed.set()
+
+    async def _try_to_consume(self) -> None:
+        try:
+            await self._consume_once()
+        except (asyncio.CancelledError, Exception) as error:
+            if not _is_outage(error) or self._closing.is_set():
+                raise
+            logger.warning("Queue %s: consuming failed: %r", self.config.name, error)
+            await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     async def _consume_once(self) -> None:
         """Open a channel, consume, and return when it is lost."""
@@ -299,3 +303,14 @@ class RabbitMQConsumer(Consumer):
         task = asyncio.ensure_future(work)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
+
+
+def _is_outage(error: BaseException) -> bool:
+    """Return whether an error says no more than that a channel or its connection is gone.
+
+    The client says so with a bare Exception, too, and by cancelling what waits for an answer.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return isinstance(error, (BackendUnavailable, *LOST)) or type(error) is Exception

@@ -7,10 +7,10 @@ attempt. `_Transport` gives the client a reader that takes the deliveries out; s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import random
+from collections.abc import Awaitable
 from typing import Any
 
 import aio_pika
@@ -38,6 +38,20 @@ CLOSE_TIMEOUT = 3.0
 LOST = (AMQPError, OSError, RuntimeError, asyncio.TimeoutError)
 
 
+async def tolerate(call: Awaitable[object]) -> None:
+    """Wait a moment for a call that the client may fail in any way.
+
+    One that is under way when its channel dies raises a bare Exception or CancelledError, which
+    must not pass for a cancellation of whoever waits.
+    """
+    task = asyncio.ensure_future(call)
+    await asyncio.wait({task}, timeout=CLOSE_TIMEOUT)
+    if not task.done():
+        task.cancel()
+    elif not task.cancelled():
+        task.exception()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class OpenChannel:
     """Hold a channel with the two ends of its connection, which has a ``generation``."""
@@ -56,9 +70,7 @@ class OpenChannel:
         """Close the channel, if it is still there."""
         self.reader.unsubscribe(self.number)
         if not self.channel.is_closed:
-            with contextlib.suppress(*LOST):
-                async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await self.channel.close()
+            await tolerate(self.channel.close())
 
 
 class Link:
@@ -128,9 +140,7 @@ class Link:
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(*LOST):
-                async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await connection.close()
+            await tolerate(connection.close())
 
     async def _connect(self, transport: _Transport) -> Any:
         address, options = self._address, self._options

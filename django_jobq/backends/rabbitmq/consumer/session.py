@@ -8,11 +8,10 @@ A tag is never acknowledged on another channel than its own.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from django_jobq.backends.rabbitmq.consumer import frames
-from django_jobq.backends.rabbitmq.consumer.link import CLOSE_TIMEOUT, LOST, OpenChannel
+from django_jobq.backends.rabbitmq.consumer.link import OpenChannel, tolerate
 
 FLUSH_INTERVAL = 0.001
 # With half of the prefetch settled the broker has little left to send: acknowledge at once.
@@ -57,9 +56,7 @@ class Session:
     async def cancel(self) -> None:
         """Let the broker send no more; what it has sent may still be settled."""
         if self.is_alive:
-            with contextlib.suppress(*LOST):
-                async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await self._open.channel.basic_cancel(self.tag)
+            await tolerate(self._open.channel.basic_cancel(self.tag))
 
     async def close(self) -> None:
         """Close the channel: the broker takes back what is not acknowledged."""
@@ -107,9 +104,7 @@ class Session:
         self.flush()
         if self.is_alive:
             # The methods of a channel are handled in order, so the answer tells of the acks too.
-            with contextlib.suppress(*LOST):
-                async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await self._open.channel.basic_qos(prefetch_count=self._prefetch)
+            await tolerate(self._open.channel.basic_qos(prefetch_count=self._prefetch))
 
     def give_back(self, tag: int) -> bool:
         """Put a delivery back in its place, and return whether the broker was told so."""

@@ -62,6 +62,7 @@ class Engine(threading.Thread):
         self._connection: GatheringConnection | None = None
         self._channel: Channel | None = None
         self._failures = 0
+        self._refused_by: BaseException | None = None
         self._down: BackendError | None = None
         self._blocked: str | None = None
         self._stopping = self._closing = False
@@ -135,12 +136,13 @@ class Engine(threading.Thread):
         if self._failures:
             logger.info("Publisher connected to %s", self._address)
         self._failures = 0
-        self._down = None
+        self._down = self._refused_by = None
         self._open_channel()
 
     def _on_open_error(self, _connection: Any, error: Any) -> None:
         self._failures += 1
         self._down = errors.connect_error(self._address, error)
+        self._refused_by = self._down.__cause__
         level = logging.WARNING if self._failures == 1 else logging.DEBUG
         logger.log(level, "%s", self._down)
         if isinstance(self._down, AccessRefused):
@@ -275,7 +277,9 @@ class Engine(threading.Thread):
         for item in [*self._confirms, *self._waiting, *self._calls]:
             if item.deadline <= now and not item.future.done():
                 is_silent = is_silent or (isinstance(item, Publish) and item.is_sent)
-                item.fail(item.late(self._address, self._options.publish_timeout))
+                late = item.late(self._address, self._options.publish_timeout)
+                late.__cause__ = self._refused_by if not item.is_sent else None
+                item.fail(late)
         self._waiting = deque(item for item in self._waiting if not item.future.done())
         self._calls.drop_done()
         # The silence of a blocked connection is explained; heartbeats find one that is dead.
