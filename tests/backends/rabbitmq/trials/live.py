@@ -9,7 +9,7 @@ from typing import Any
 from django_jobq.backends.handler import backends
 from django_jobq.backends.rabbitmq import RabbitMQBackend
 from django_jobq.envelope import Envelope
-from django_jobq.worker.runner import WorkerStats
+from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import Worker
 from tests.backends.rabbitmq.support import (
     PATIENCE,
@@ -32,19 +32,21 @@ class Live:
         options: dict[str, Any],
     ) -> None:
         self.url = factory.url
+        # The prefix, and the deadline, that suit the queue type under test.
         kind = {key: options[key] for key in ("queue_type", "prefix") if key in options}
-        options = {**options, "prefix": factory(**kind).topology.prefix}
+        defaults = factory(**kind).settings.options
+        options = {**defaults, **options}
         settings.JOBQ = {
             "default": {
                 "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
                 "URL": factory.backend_url,
                 "QUEUES": queues,
-                "OPTIONS": {"reconnect_max": "500ms", **options},
+                "OPTIONS": options,
             }
         }
-        twin = factory(*self.backend.queues.values(), **settings.JOBQ["default"]["OPTIONS"])
+        twin = factory(*self.backend.queues.values(), **options)
         self.topology = twin.topology
-        if "publish_timeout" in options:
+        if options["publish_timeout"] != defaults.get("publish_timeout"):
             # The ladder of a new prefix takes longer than the deadlines that tests set.
             patient = {key: options[key] for key in options if key != "publish_timeout"}
             declared = factory(*self.backend.queues.values(), **patient)

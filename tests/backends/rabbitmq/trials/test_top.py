@@ -1,6 +1,7 @@
 """Trials of queues on the broker: changed, migrated, looked at, and counted by the broker."""
 
 import asyncio
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.backends.rabbitmq.support import (
     working,
 )
 from tests.backends.rabbitmq.trials.live import Live
+from tests.lane import queue_type
 
 
 class TestMismatch:
@@ -42,7 +44,7 @@ class TestMismatch:
         backend = make_apart("a", "healthy")
         queue = backend.topology.work_queue(backend.queue("a"))
         with channel(make_apart.url) as ch:
-            ch.queue_declare(queue, durable=True)
+            ch.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
         sent = send(backend, 3, queue="healthy")
         with pytest.raises(TopologyMismatch, match="revision"):
             send(backend, 1)
@@ -50,7 +52,8 @@ class TestMismatch:
             assert process.wait() == 1
             assert "Traceback" not in process.output
             (line,) = [text for text in process.output.splitlines() if "CommandError" in text]
-        for expected in (queue, "x-dead-letter-exchange", "none", "revision"):
+        assert re.search(r"x-dead-letter-exchange|x-queue-type", line)
+        for expected in (queue, "none" if queue_type() == "classic" else "classic", "revision"):
             assert expected in line
         healthy = backend.topology.work_queue(backend.queue("healthy"))
         assert job_ids(browse(make_apart.url, healthy)) == [item.job_id for item in sent]
