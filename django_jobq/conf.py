@@ -115,10 +115,19 @@ def from_url(url: str) -> dict[str, Any]:
         )
     entry: dict[str, Any] = {"BACKEND": backend}
     if backend == RABBITMQ_BACKEND:
-        entry["URL"] = url.partition("?")[0]
+        entry["URL"] = _SecretText(url.partition("?")[0])
     if parts.query:
         entry["OPTIONS"] = {key: _read_query_value(value) for key, value in query}
     return entry
+
+
+class _SecretText(str):
+    """Be a text that pages of settings, such as Django's for errors, do not show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'********************'"
 
 
 def option(default: Any, read: Callable[[object], Any]) -> Any:

@@ -61,8 +61,9 @@ def _begin(publications: Sequence[Publication]) -> Batch:
     """Check everything, then submit what waits for no commit and register hooks for the rest."""
     if not _observers:
         raise ImproperlyConfigured(
-            "django_jobq is not in INSTALLED_APPS, so no worker would know this job: add"
-            " 'django_jobq' to INSTALLED_APPS"
+            "django_jobq is not in INSTALLED_APPS or not ready yet, so no worker would know this"
+            " job: add 'django_jobq' to INSTALLED_APPS, in front of an app that enqueues in its"
+            " ready()"
         )
     batch = Batch([check(publication) for publication in publications])
     for backend in {item.backend.alias: item.backend for item in batch.items}.values():

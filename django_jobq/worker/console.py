@@ -6,7 +6,10 @@ A project that handles ``django_jobq`` records, or all records, keeps its own co
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
+# They write several ERROR lines for each attempt to connect, of which ours tell in one.
+_CLIENTS = ("aio_pika", "aiormq", "pika")
 LEVELS = {0: logging.WARNING, 1: logging.INFO}
 
 
@@ -20,6 +23,14 @@ def show_logs(verbosity: int) -> None:
             logging.Formatter("{asctime} {levelname:<7} {message}", "%H:%M:%S", "{")
         )
         logger.addHandler(handler)
+        _silence(_CLIENTS)
     # A project that handles our records decides on their level too, unless -v asks for another.
     if logger.level == logging.NOTSET and (is_ours or verbosity != 1):
         logger.setLevel(LEVELS.get(verbosity, logging.DEBUG))
+
+
+def _silence(names: Iterable[str]) -> None:
+    for name in names:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET and not logger.handlers:
+            logger.setLevel(logging.CRITICAL)

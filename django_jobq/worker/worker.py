@@ -30,6 +30,7 @@ from django_jobq.worker.events import Result
 from django_jobq.worker.executor import CallerExecutor, Executor, LaneExecutor
 from django_jobq.worker.runner import JobRunner
 from django_jobq.worker.stats import WorkerStats
+from django_jobq.worker.watch import watch_loop
 
 logger = logging.getLogger("django_jobq.worker")
 
@@ -126,10 +127,15 @@ class Worker:
         self, consumers: Mapping[str, Consumer], buffer: RoundRobinBuffer
     ) -> list[asyncio.Task[None]]:
         work = [self._pull(name, consumer, buffer) for name, consumer in consumers.items()]
-        work.append(self._dispatch(buffer))
+        work += [self._dispatch(buffer), watch_loop(self._running_async_jobs)]
         if self._burst:
             work.append(self._watch_for_idleness(buffer))
         return [asyncio.create_task(item) for item in work]
+
+    def _running_async_jobs(self) -> list[str]:
+        envelopes = [decode_or_none(delivery.body) for delivery in self._running.values()]
+        jobs = [registry.find(envelope.job) for envelope in envelopes if envelope]
+        return [job.name for job in jobs if job and job.is_async]
 
     def _prefetch(self, configured: int | None) -> int:
         return 2 * self.concurrency if configured is None else configured

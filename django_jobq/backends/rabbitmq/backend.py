@@ -71,7 +71,10 @@ class RabbitMQBackend(Backend):
             self.ensure(config, again=True)
 
     def ensure(self, config: QueueConfig, *, again: bool = False) -> None:
-        """Make sure of a queue and of what all queues share, once a process or ``again``."""
+        """Make sure of a queue and of what all queues share, once a process or ``again``.
+
+        Who asks again is a worker, which waits longer for a busy broker than an enqueue may.
+        """
         self._check_open()
         if config.name in self._declared and not again:
             return
@@ -80,8 +83,19 @@ class RabbitMQBackend(Backend):
                 return
             wanted = self._preparation(config)
             if wanted:
-                self._ask(wanted)
+                self._ask(wanted, _PATIENCE if again else 0.0)
             self._declared.update((config.name, _SHARED))
+
+    def older(self, config: QueueConfig) -> list[str]:
+        """Return the physical queues of older revisions that still exist."""
+        return [name for name in self.topology.older(config) if self._exists(name)]
+
+    def _exists(self, queue: str) -> bool:
+        try:
+            self._ask([operations.count(queue)])
+        except PublishFailed:
+            return False
+        return True
 
     def _preparation(self, config: QueueConfig) -> list[Operation]:
         problem = self.check_queue(config)
@@ -239,10 +253,11 @@ class RabbitMQBackend(Backend):
     def _may_declare(self) -> bool:
         return self.settings.declare == "auto"
 
-    def _ask(self, wanted: Sequence[Operation]) -> list[Any]:
+    def _ask(self, wanted: Sequence[Operation], patience: float = 0.0) -> list[Any]:
         """Run operations on the publisher's connection and wait for their answers."""
+        longest = max(self.options.publish_timeout, patience)
         try:
-            return self._publisher.call(wanted).result(self.options.publish_timeout + 1)
+            return self._publisher.call(wanted, patience).result(longest + 1)
         except TimeoutError as error:
             raise BackendUnavailable(f"{self.address} did not answer in time") from error
 
@@ -261,6 +276,8 @@ def _copy_of(delivery: RabbitMQDelivery, priority: int, headers: dict[str, Any])
 
 
 _SHARED = ""
+# A new ladder of quorum queues takes a busy broker several seconds.
+_PATIENCE = 30.0
 _PREPARE: dict[str, Callable[[Iterable[Declaration]], list[Operation]]] = {
     "auto": operations.declare,
     "check": operations.check,

@@ -15,18 +15,17 @@ from django_jobq.backends.rabbitmq.topology import (
 )
 
 
-def _nothing(_answer: Any) -> None:
-    return None
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Name a channel method with its arguments, what it does, and how to read its answer."""
+    """Name a channel method with its arguments, what it does, and how to read its answer.
+
+    Without ``read`` there is nothing to wait for: a refusal closes the channel.
+    """
 
     method: str
     arguments: dict[str, Any]
     text: str
-    read: Callable[[Any], Any] = _nothing
+    read: Callable[[Any], Any] | None = None
 
 
 def declare(declarations: Iterable[Declaration]) -> list[Operation]:

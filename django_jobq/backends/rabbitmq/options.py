@@ -33,6 +33,13 @@ def _prefix(value: object) -> str:
     return text
 
 
+def _limit(value: object) -> int:
+    limit = conf.read_positive_int(value)
+    if limit < 2:
+        raise ValueError("1 would give up a job that ran beside the one that killed its worker")
+    return limit
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RabbitMQOptions(BackendOptions):
     """Hold the RabbitMQ backend's OPTIONS.
@@ -49,7 +56,7 @@ class RabbitMQOptions(BackendOptions):
     connection_name: str = conf.option("django_jobq", _text)
     reconnect_base: float = conf.option(0.5, durations.parse_positive)
     reconnect_max: float = conf.option(30.0, durations.parse_positive)
-    delivery_limit: int = conf.option(5, conf.read_positive_int)
+    delivery_limit: int = conf.option(5, _limit)
     cafile: str | None = conf.option(None, _text)
     certfile: str | None = conf.option(None, _text)
     keyfile: str | None = conf.option(None, _text)

@@ -21,11 +21,8 @@ class Receiver:
 
     def __init__(self, tag: str = TAG) -> None:
         self.messages: list[Message] = []
-        self.closed = 0
-        self.subscription = Subscription(tag.encode(), self.messages.append, self._close)
-
-    def _close(self) -> None:
-        self.closed += 1
+        self.closed: list[str] = []
+        self.subscription = Subscription(self.messages.append, self.closed.append, {tag.encode()})
 
 
 @pytest.fixture
@@ -215,7 +212,7 @@ async def test_the_close_of_a_channel_is_told_at_once(
 ) -> None:
     closing = method(commands.Channel.Close(406, "PRECONDITION_FAILED", 0, 0))
     reader.feed_data(delivered() + closing)
-    assert receiver.closed == 1
+    assert receiver.closed == ["406 PRECONDITION_FAILED"]
     assert await left_for_the_client(reader) == closing
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import uuid
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -94,7 +93,7 @@ class RabbitMQConsumer(Consumer):
         session, self._session = self._session, None
         if session is not None:
             session.flush()
-            session.lost.set()
+            session.lose()
         if self._task is not None:
             # A cancellation may be swallowed by the client, so it comes last.
             _, left = await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
@@ -137,26 +136,43 @@ class RabbitMQConsumer(Consumer):
     async def _consume_once(self) -> None:
         """Open a channel, consume, and return when it is lost."""
         opened = await self.backend.link().channel(self._closing)
-        tag = f"{self.config.name[:60]}.{opened.generation}.{uuid.uuid4().hex[:12]}"
-        session = Session(opened, tag, self._prefetch, self._count_loss)
+        session = Session(opened, self._prefetch, self._count_loss)
         try:
-            self._leave_if_stopped()
-            await asyncio.to_thread(self.backend.ensure, self.config, again=True)
-            self._leave_if_stopped()
+            await self._ensure()
             self._session = session
-            physical = self.backend.topology.work_queue(self.config)
-            await session.consume(physical, lambda message: self._receive(session, message))
+            await session.open(lambda message: self._receive(session, message))
+            await self._subscribe(session)
             if not self._closing.is_set():
-                await session.lost.wait()
-                if session.is_cancelled:
-                    name = self.config.name
-                    logger.warning("The broker cancelled the consumer of queue %s", name)
                 # Of no use without their channel. A stopped consumer gives them back instead.
                 self._ready.clear()
         finally:
             # A stopped consumer keeps its channel, since deliveries of it may still be settled.
             if not (self._closing.is_set() and self._session is session):
                 await session.close()
+
+    async def _subscribe(self, session: Session) -> None:
+        """Consume from the queue, and from what is left of its older revisions, to the end.
+
+        If the broker cancels the consumer, the channel lives on with all that runs on it.
+        """
+        queue = self.backend.topology.work_queue(self.config)
+        for older in await asyncio.to_thread(self.backend.older, self.config):
+            self._leave_if_stopped()
+            await session.consume(older)
+        while session.is_alive and not self._closing.is_set():
+            await session.consume(queue)
+            await session.news()
+            if session.is_alive and not session.is_consuming(queue):
+                name = self.config.name
+                logger.warning("The broker cancelled the consumer of queue %s", name)
+                await self._ensure()
+        if session.end:
+            logger.warning("Queue %s: its channel was closed: %s", self.config.name, session.end)
+
+    async def _ensure(self) -> None:
+        self._leave_if_stopped()
+        await asyncio.to_thread(self.backend.ensure, self.config, again=True)
+        self._leave_if_stopped()
 
     def _leave_if_stopped(self) -> None:
         if self._closing.is_set():
@@ -178,7 +194,7 @@ class RabbitMQConsumer(Consumer):
         except Exception:
             # Left alone it would stay unacknowledged for as long as the channel lives.
             logger.exception("Queue %s: taking a message failed", self.config.name)
-            session.lost.set()
+            session.lose()
 
     def _sort(self, delivery: RabbitMQDelivery) -> None:
         if not delivery.session.is_alive:

@@ -61,11 +61,11 @@ class Message:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Subscription:
-    """Tell what to do with the deliveries to a consumer tag, and when its channel is closed."""
+    """Tell what to do with the deliveries of a channel, and when the broker closes it and why."""
 
-    consumer_tag: bytes
     receive: Callable[[Message], None]
-    closed: Callable[[], None]
+    closed: Callable[[str], None]
+    consumer_tags: set[bytes] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(slots=True)
@@ -94,7 +94,7 @@ class FrameReader(asyncio.StreamReader):
         self._next_sign_of_life = 0.0
 
     def subscribe(self, channel: int, subscription: Subscription) -> None:
-        """Take the deliveries of a channel's consumer from now on."""
+        """Take the deliveries of a channel's consumers from now on."""
         self._subscriptions[channel] = subscription
 
     def unsubscribe(self, channel: int) -> None:
@@ -164,14 +164,20 @@ class FrameReader(asyncio.StreamReader):
         if method == _DELIVER:
             start = _PAYLOAD + 5
             end = start + frame[start - 1]
-            if frame[start:end] == subscription.consumer_tag:
+            if frame[start:end] in subscription.consumer_tags:
                 tag, redelivered = struct.unpack_from(">QB", frame, end)
                 self._partials[channel] = _Partial(subscription.receive, tag, bool(redelivered))
                 return True
         elif method == _CHANNEL_CLOSE:
             self.unsubscribe(channel)
-            subscription.closed()
+            subscription.closed(_close_reason(frame))
         return False
+
+
+def _close_reason(frame: bytes) -> str:
+    start = _PAYLOAD + 7
+    text = frame[start : start + frame[start - 1]].decode(errors="replace")
+    return f"{int.from_bytes(frame[start - 3 : start - 1])} {text}"
 
 
 def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:

@@ -157,8 +157,13 @@ class Link:
             url, client_properties={"connection_name": f"{options.connection_name} consumer"}
         )
         connection.kwargs["transport_factory"] = transport
-        async with asyncio.timeout(CONNECT_TIMEOUT):
-            await connection.connect()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await connection.connect()
+        except BaseException:
+            # Or it closes itself when it is collected, on a loop that may be gone by then.
+            await tolerate(connection.close())
+            raise
         return connection
 
     async def _wait_after(self, error: BaseException, stopped: asyncio.Event) -> None:

@@ -8,7 +8,9 @@ A tag is never acknowledged on another channel than its own.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
+from typing import Any
 
 from django_jobq.backends.rabbitmq.consumer import frames
 from django_jobq.backends.rabbitmq.consumer.link import OpenChannel, tolerate
@@ -19,16 +21,20 @@ MOST_UNFLUSHED = 50
 
 
 class Session:
-    """Hold one channel; ``on_loss`` is told how many acks were on their way when it was lost."""
+    """Hold one channel; ``on_loss`` is told how many acks were on their way when it was lost.
+
+    ``end`` is why the broker closed it, as far as it said so.
+    """
 
     def __init__(
-        self, open_channel: OpenChannel, tag: str, prefetch: int, on_loss: Callable[[int], None]
+        self, open_channel: OpenChannel, prefetch: int, on_loss: Callable[[int], None]
     ) -> None:
-        self.tag = tag
-        self.lost = asyncio.Event()
-        self.is_cancelled = False
+        self.end = ""
         self._open, self._prefetch, self._on_loss = open_channel, prefetch, on_loss
-        self._is_closed = False
+        self._is_lost = self._is_closed = False
+        self._news = asyncio.Event()
+        self._consumed: dict[str, str] = {}
+        self._subscription: frames.Subscription | None = None
         self._tags: dict[int, bool] = {}
         self._unflushed = 0
         self._flush_at = max(1, min(prefetch // 2, MOST_UNFLUSHED)) if prefetch else MOST_UNFLUSHED
@@ -38,31 +44,54 @@ class Session:
     @property
     def is_alive(self) -> bool:
         """Return whether the channel still takes acks."""
-        return not self.lost.is_set() and self._is_open()
+        return not self._is_lost and self._is_open()
 
-    async def consume(self, queue: str, receive: Callable[[frames.Message], None]) -> None:
-        """Let the broker send the messages of a queue."""
+    async def open(self, receive: Callable[[frames.Message], None]) -> None:
+        """Prepare to receive messages."""
         channel = self._open.channel
         channel.on_consumer_cancel_callbacks.add(self._on_cancel)
-        channel.closing.add_done_callback(lambda _: self.lost.set())
+        channel.closing.add_done_callback(lambda _: self.lose())
+        self._subscription = frames.Subscription(receive, self._on_closed)
+        self._open.reader.subscribe(self._open.number, self._subscription)
         if self._prefetch:
             await channel.basic_qos(prefetch_count=self._prefetch)
-        self._open.reader.subscribe(
-            self._open.number, frames.Subscription(self.tag.encode(), receive, self._on_closed)
-        )
-        # The reader takes the deliveries before the client sees them; one it saw would be lost.
-        await channel.basic_consume(queue, self._on_cancel, consumer_tag=self.tag)
+
+    async def consume(self, queue: str) -> None:
+        """Let the broker send the messages of a queue, if it does not do so already."""
+        if queue in self._consumed:
+            return
+        assert self._subscription is not None
+        tag = f"{queue[:100]}.{self._open.generation}.{uuid.uuid4().hex[:12]}"
+        self._consumed[queue] = tag
+        self._subscription.consumer_tags.add(tag.encode())
+        # The reader takes the deliveries before the client sees them; one it saw would be stuck.
+        await self._open.channel.basic_consume(queue, self._on_stray, consumer_tag=tag)
+
+    def is_consuming(self, queue: str) -> bool:
+        """Return whether the broker has not cancelled the consumer of a queue."""
+        return queue in self._consumed
+
+    async def news(self) -> None:
+        """Wait until the channel is lost or the broker has cancelled a consumer."""
+        await self._news.wait()
+        self._news.clear()
 
     async def cancel(self) -> None:
         """Let the broker send no more; what it has sent may still be settled."""
-        if self.is_alive:
-            await tolerate(self._open.channel.basic_cancel(self.tag))
+        for tag in list(self._consumed.values()):
+            if self.is_alive:
+                await tolerate(self._open.channel.basic_cancel(tag))
 
     async def close(self) -> None:
         """Close the channel: the broker takes back what is not acknowledged."""
         self.flush()
-        self.lost.set()
+        self.lose()
         await self._open.close()
+
+    def lose(self) -> None:
+        """Take no more acks: the channel is gone, or of no use."""
+        self._is_lost = True
+        self._news.set()
 
     def expect(self, tag: int) -> None:
         """Note a delivery that is to be acknowledged one day."""
@@ -124,10 +153,16 @@ class Session:
                 return length
         return len(self._tags)
 
-    def _on_closed(self) -> None:
+    def _on_closed(self, reason: str) -> None:
+        self.end = reason
         self._is_closed = True
-        self.lost.set()
+        self.lose()
 
-    async def _on_cancel(self, _: object) -> None:
-        self.is_cancelled = True
-        self.lost.set()
+    async def _on_cancel(self, frame: Any) -> None:
+        for queue, tag in list(self._consumed.items()):
+            if tag == frame.consumer_tag:
+                del self._consumed[queue]
+        self._news.set()
+
+    async def _on_stray(self, _message: object) -> None:
+        self.lose()

@@ -6,7 +6,7 @@ it then fails this message and no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pika
@@ -50,9 +50,9 @@ class Confirms:
             self._by_id.pop(item.message.message_id, None)
             _settle(item, is_ack=is_ack)
 
-    def take(self, exchange: str) -> list[Publish]:
-        """Remove and return the messages to an exchange."""
-        found = {tag: item for tag, item in self._items.items() if item.exchange == exchange}
+    def take(self, is_wanted: Callable[[Publish], bool]) -> list[Publish]:
+        """Remove and return some messages."""
+        found = {tag: item for tag, item in self._items.items() if is_wanted(item)}
         for tag, item in found.items():
             del self._items[tag]
             self._by_id.pop(item.message.message_id, None)

@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import random
+import struct
 import threading
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from typing import Any
 
 from pika.adapters.select_connection import IOLoop
 from pika.channel import Channel
-from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
+from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker
 
 from django_jobq.backends.rabbitmq.options import RabbitMQOptions
 from django_jobq.backends.rabbitmq.publisher import errors
@@ -38,7 +39,7 @@ from django_jobq.backends.rabbitmq.publisher.connection import (
 )
 from django_jobq.backends.rabbitmq.publisher.items import Call, Item, Publish
 from django_jobq.backends.rabbitmq.url import BrokerAddress
-from django_jobq.exceptions import AccessRefused, BackendError, BackendUnavailable
+from django_jobq.exceptions import AccessRefused, BackendError, BackendUnavailable, PublishFailed
 from django_jobq.retry import exponential_backoff
 
 logger = logging.getLogger("django_jobq.rabbitmq")
@@ -210,12 +211,8 @@ class Engine(threading.Thread):
 
     def _fail_refused(self, reason: ChannelClosedByBroker) -> None:
         """Fail the publishes that the broker's text names; the others are written again."""
-        if reason.reply_code not in (errors.NOT_FOUND, errors.REFUSED):
-            return
-        for exchange in {item.exchange for item in self._confirms}:
-            if f"'{exchange}'" in reason.reply_text:
-                for item in self._confirms.take(exchange):
-                    item.fail(errors.channel_error(reason, f"publishing to {exchange!r}"))
+        for item in self._confirms.take(lambda item: errors.is_about(reason, item)):
+            item.fail(errors.channel_error(reason, f"publishing to {item.exchange!r}"))
 
     def _take_back(self) -> None:
         """Put what was written and not confirmed in front of what waits, in order."""
@@ -253,11 +250,17 @@ class Engine(threading.Thread):
         if not channel.is_open:
             self._waiting.append(item)
             return
-        self._confirms.add(item)
         message = item.message
-        channel.basic_publish(
-            item.exchange, item.key, message.body, properties(message), mandatory=True
-        )
+        try:
+            channel.basic_publish(
+                item.exchange, item.key, message.body, properties(message), mandatory=True
+            )
+        except (UnicodeError, struct.error, TypeError, ValueError, AMQPError) as error:
+            refusal = PublishFailed(f"a message cannot be encoded: {error}")
+            refusal.__cause__ = error
+            item.fail(refusal)
+            return
+        self._confirms.add(item)
 
     # Deadlines and the end
 

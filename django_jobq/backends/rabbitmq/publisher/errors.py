@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 from pika.exceptions import ChannelClosedByBroker
 
@@ -14,6 +15,9 @@ from django_jobq.exceptions import (
     PublishFailed,
     TopologyMismatch,
 )
+
+if TYPE_CHECKING:
+    from django_jobq.backends.rabbitmq.publisher.items import Publish
 
 NOT_FOUND, PRECONDITION_FAILED, REFUSED = 404, 406, 403
 
@@ -41,6 +45,15 @@ def connect_error(address: BrokerAddress, error: Any) -> BackendError:
         found = BackendUnavailable(f"cannot connect to {address}: {reason}")
     found.__cause__ = error if isinstance(error, BaseException) else None
     return found
+
+
+def is_about(reason: ChannelClosedByBroker, item: Publish) -> bool:
+    """Return whether a publish is what the broker closed its channel for, as far as it says so."""
+    if reason.reply_code in (NOT_FOUND, REFUSED):
+        return f"'{item.exchange}'" in reason.reply_text
+    # "message size 20000000 is larger than configured max size 16777216"
+    sizes = [int(number) for number in re.findall(r"\d+", reason.reply_text)]
+    return "size" in reason.reply_text and len(sizes) > 1 and len(item.message.body) > sizes[-1]
 
 
 def channel_error(reason: ChannelClosedByBroker, what: str) -> BackendError:

@@ -48,9 +48,12 @@ class Publisher:
         except BackendUnavailable as error:
             item.fail(error)
 
-    def call(self, operations: Sequence[Operation]) -> Future[list[Any]]:
-        """Run operations in order on a throwaway channel; the future has their answers."""
-        call = Call(operations, self._deadline())
+    def call(self, operations: Sequence[Operation], patience: float = 0.0) -> Future[list[Any]]:
+        """Run operations in order on a throwaway channel; the future has what is read of them.
+
+        They may take ``patience`` seconds, if that is more than a publish may take.
+        """
+        call = Call(operations, max(self._deadline(), time.monotonic() + patience))
         self._running().submit(call)
         return call.future
 

@@ -26,10 +26,6 @@ from tests.backends.rabbitmq.trials.live import Live
 from tests.broker import PrivateNode
 from tests.proxy import Proxy
 
-LOST = pytest.mark.xfail(
-    reason="a cancelled consumer gives its channel up, and with it what runs", strict=True
-)
-
 
 def consumers(url: str, queue: str) -> int:
     """Return how many consumers a queue has; none if it does not exist."""
@@ -90,9 +86,9 @@ class TestDeletedQueue:
     @pytest.mark.parametrize(
         "outcome",
         [
-            pytest.param("retry", marks=LOST),
-            pytest.param("defer", marks=LOST),
-            pytest.param("dead letter", marks=LOST),
+            "retry",
+            "defer",
+            "dead letter",
             "success",
         ],
     )

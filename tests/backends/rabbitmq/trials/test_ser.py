@@ -143,9 +143,6 @@ class TestLimitOfTheBroker:
         yield
         node.eval("application:set_env(rabbit, max_message_size, 134217728).")
 
-    @pytest.mark.xfail(
-        reason="the publisher writes such a message again until its deadline", strict=True
-    )
     def test_b07_a_message_that_the_broker_refuses_fails_alone_and_at_once(
         self, strict: None, on_node: BackendFactory, go_live: Any
     ) -> None:

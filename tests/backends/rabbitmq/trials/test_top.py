@@ -105,7 +105,6 @@ class TestRevision:
         assert letters(make_apart.url, old.topology) == []
 
     @pytest.mark.contract(134)
-    @pytest.mark.xfail(reason="the consumer does not take older revisions yet", strict=True)
     async def test_b65_what_the_older_release_left_is_run_by_the_new_one(
         self, make_apart: BackendFactory, runs: Runs
     ) -> None:

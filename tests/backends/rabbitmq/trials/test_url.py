@@ -81,7 +81,6 @@ def test_b63_the_page_of_a_failed_enqueue_shows_no_password(
         assert SECRET not in title.read()
 
 
-@pytest.mark.xfail(reason="from_url() returns the URL as plain text", strict=True)
 def test_b63_the_settings_on_a_debug_page_show_no_password(settings: Any) -> None:
     """The URL of from_url() stands in the settings, all of which a debug page prints."""
     settings.JOBQ = {
