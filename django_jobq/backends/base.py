@@ -17,11 +17,11 @@ import abc
 import dataclasses
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from django_jobq import conf, durations
 from django_jobq.conf import AliasSettings
-from django_jobq.envelope import Envelope
+from django_jobq.envelope import Envelope, decode_or_none, log_fields
 from django_jobq.exceptions import AlreadySettled, UnknownQueue
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
@@ -101,6 +101,11 @@ class Delivery(abc.ABC):
         if self._envelope is None:
             self._envelope = Envelope.decode(self.body)
         return self._envelope
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """Return the ``extra`` of every log record about this delivery."""
+        return log_fields(decode_or_none(self.body), self.queue)
 
     @property
     def is_lost(self) -> bool:

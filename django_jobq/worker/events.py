@@ -12,7 +12,7 @@ from django_jobq import signals
 from django_jobq.backends.base import Delivery
 from django_jobq.control import JobControl
 from django_jobq.durations import format_seconds
-from django_jobq.envelope import Envelope
+from django_jobq.envelope import Envelope, log_fields
 from django_jobq.worker.attempt import Attempt, Execution
 from django_jobq.worker.outcomes import DeadLettered, Deferred, Held, Outcome, Retried, Succeeded
 
@@ -38,58 +38,52 @@ class Result:
     @property
     def log_fields(self) -> dict[str, Any]:
         """Return the ``extra`` of every log record about this delivery."""
-        envelope = self.envelope
-        return {
-            "job_id": envelope.job_id if envelope else None,
-            "job": envelope.job if envelope else None,
-            "queue": self.delivery.queue,
-            "attempt": envelope.attempt if envelope else None,
-        }
+        return log_fields(self.envelope, self.delivery.queue)
+
+
+_LEVELS: dict[type[Outcome], int] = {
+    Succeeded: logging.INFO,
+    Deferred: logging.INFO,
+    Retried: logging.WARNING,
+    Held: logging.WARNING,
+    DeadLettered: logging.ERROR,
+}
 
 
 def log(result: Result) -> None:
     """Write the line of an outcome: success and deferral INFO, retry WARNING, giving up ERROR."""
-    name = result.envelope.job if result.envelope else "(no envelope)"
-    error = result.execution.failure if result.execution else None
+    level = _LEVELS.get(type(result.outcome))
+    if level is not None and logger.isEnabledFor(level):
+        text, *values = _line_of(result)
+        logger.log(level, text, *values, extra=result.log_fields)
+
+
+def _line_of(result: Result) -> tuple[Any, ...]:
+    """Return a format and its values."""
+    envelope, execution = result.envelope, result.execution
+    name = envelope.job if envelope else "(no envelope)"
     match result.outcome:
-        case Succeeded() if logger.isEnabledFor(logging.INFO):
-            took = format_seconds(result.execution.duration if result.execution else 0)
-            logger.info("Job %s succeeded in %s", name, took, extra=result.log_fields)
         case Deferred(delay, reason):
-            logger.info(
-                "Job %s deferred for %s, for the %s time: %s",
-                name,
-                format_seconds(delay),
-                _ordinal(result.envelope.deferrals + 1 if result.envelope else 1),
-                reason,
-                extra=result.log_fields,
-            )
+            nth = _ordinal(envelope.deferrals + 1 if envelope else 1)
+            wait = format_seconds(delay)
+            return "Job %s deferred for %s, for the %s time: %s", name, wait, nth, reason
         case Retried(delay):
-            logger.warning(
+            return (
                 "Job %s failed in attempt %s of %s, again in %s: %s",
                 name,
-                result.envelope.attempt if result.envelope else None,
+                envelope.attempt if envelope else None,
                 result.max_attempts,
                 format_seconds(delay),
-                error.text if error else None,
-                extra=result.log_fields,
+                execution.failure.text if execution and execution.failure else None,
             )
         case Held(delay):
-            logger.warning(
-                "No job %s is registered in this worker; looked up again in %s",
-                name,
-                format_seconds(delay),
-                extra=result.log_fields,
-            )
+            text = "No job %s is registered in this worker; looked up again in %s"
+            return text, name, format_seconds(delay)
         case DeadLettered(cause, reason):
-            logger.error(
-                "Job %s is now a dead letter (%s): %s%s",
-                name,
-                cause,
-                reason,
-                _traceback_of(result),
-                extra=result.log_fields,
-            )
+            text = "Job %s is now a dead letter (%s): %s%s"
+            return text, name, cause, reason, _traceback_of(result)
+    took = format_seconds(execution.duration if execution else 0)
+    return "Job %s succeeded in %s", name, took
 
 
 def signal_of(result: Result) -> tuple[Signal, dict[str, Any]] | None:

@@ -123,7 +123,8 @@ class JobRunner:
         try:
             await delivery.retry(delivery.envelope, delay)
         except Exception as error:  # noqa: BLE001 - it stays with the backend
-            logger.warning("A job of queue %s was not put aside: %s", delivery.queue, error)
+            text = "A job of queue %s was not put aside: %s"
+            logger.warning(text, delivery.queue, error, extra=delivery.log_fields)
             await self.hand_back(delivery, counted=False)
 
     async def hand_back(self, delivery: Delivery, *, counted: bool = True) -> None:
@@ -131,7 +132,8 @@ class JobRunner:
         try:
             await delivery.release()
         except Exception as error:  # noqa: BLE001 - the backend's own redelivery is left
-            logger.warning("A job of queue %s was not handed back: %s", delivery.queue, error)
+            text = "A job of queue %s was not handed back: %s"
+            logger.warning(text, delivery.queue, error, extra=delivery.log_fields)
         if counted:
             self.stats.count(HandedBack())
 

@@ -219,7 +219,8 @@ class RabbitMQBackend(Backend):
         try:
             await self.send(delivery, copy, delivery.early_by())
         except BackendError as error:
-            logger.warning("Queue %s: holding a job again failed: %s", delivery.queue, error)
+            text = "Queue %s: holding a job again failed: %s"
+            logger.warning(text, delivery.queue, error, extra=delivery.log_fields)
             await asyncio.sleep(1)
             with contextlib.suppress(BackendError):
                 await delivery.release()
