@@ -139,9 +139,7 @@ class TestDeclaring:
     @pytest.mark.contract(137)
     def test_options_of_the_caller_conflict_with_nothing(self, make_apart: BackendFactory) -> None:
         declared(make_apart(QueueConfig(name="a", message_ttl=60)))
-        other = QueueConfig(
-            name="a", message_ttl=60, prefetch=7, durable=False, retry=RetryPolicy(max_attempts=9)
-        )
+        other = QueueConfig(name="a", message_ttl=60, prefetch=7, retry=RetryPolicy(max_attempts=9))
         options = {
             "connection_name": "x",
             "delivery_limit": 99,
