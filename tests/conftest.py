@@ -89,7 +89,8 @@ def work() -> Callable[..., WorkerStats]:
     return run
 
 
-# The contract record: which lines each test checks, on which backend, and how it ended.
+# The contract record: which lines each test checks, on which backend, and how it ended. Tests may
+# run in several processes, whose reports all reach the one that writes it.
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
@@ -98,14 +99,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if lines:
             backend = getattr(getattr(item, "cls", None), "backend_name", "core")
             entry = {"lines": lines, "backend": backend, "passed": call.excinfo is None}
-            item.config.stash.setdefault(_entries, {})[item.nodeid] = entry
+            item.user_properties.append(("contract", entry))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    entries = session.config.stash.get(_entries, {})
-    if entries:
-        RECORD.parent.mkdir(exist_ok=True)
-        RECORD.write_text(json.dumps(entries, indent=1))
+class Record:
+    """Collect the entries of all reports, and write them at the end."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == "contract":
+                self.entries[report.nodeid] = value
+
+    def pytest_sessionfinish(self) -> None:
+        if self.entries:
+            RECORD.parent.mkdir(exist_ok=True)
+            RECORD.write_text(json.dumps(self.entries, indent=1))
 
 
-_entries = pytest.StashKey[dict[str, Any]]()
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Record())

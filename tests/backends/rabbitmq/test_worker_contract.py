@@ -85,7 +85,9 @@ class TestProducer:
         asked: list[Any] = []
         call = backend._publisher.call
         monkeypatch.setattr(
-            backend._publisher, "call", lambda wanted: asked.append(wanted) or call(wanted)
+            backend._publisher,
+            "call",
+            lambda wanted, *more: asked.append(wanted) or call(wanted, *more),
         )
         enqueue_many([noted.prepare(), noted.using(delay="1h").prepare()])
         noted.enqueue()
@@ -201,7 +203,9 @@ class TestFullQueue:
         declared_again: list[Any] = []
         call = full._publisher.call
         monkeypatch.setattr(
-            full._publisher, "call", lambda wanted: declared_again.append(wanted) or call(wanted)
+            full._publisher,
+            "call",
+            lambda wanted, *more: declared_again.append(wanted) or call(wanted, *more),
         )
         with pytest.raises(PublishFailed, match="nack"):
             noted.enqueue()

@@ -132,7 +132,7 @@ class TestLooking:
         self, make: BackendFactory, go_live: Callable[..., Live]
     ) -> None:
         """Twenty-five looks neither reorder nor lose a job, and do not count as its starts."""
-        live = go_live(make, delivery_limit=1)
+        live = go_live(make, delivery_limit=2)
         runs: list[tuple[uuid.UUID, int]] = []
 
         @job(name="trial.seen", takes_context=True)
