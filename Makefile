@@ -7,6 +7,8 @@ VENV ?= .venv
 DJANGO ?=
 # Further arguments for pytest or for the demo: make test ARGS="-k retry".
 ARGS ?=
+# Tests mostly wait, for a broker or for time to pass; `make test PARALLEL=` runs them one by one.
+PARALLEL ?= -n 3 --dist loadfile
 # What `make matrix` runs; `tox` has every combination.
 MATRIX ?= py311-django52 py313-django61
 # What `make test-rabbitmq` runs on; "here" is the broker that `make test` takes.
@@ -38,7 +40,7 @@ demo: $(VENV)/$(if $(filter amqp%,$(JOBQ_URL)),.stamp-rabbitmq,.stamp-project) #
 
 test: $(VENV)/.stamp-test ## Run the tests and the contract map (ARGS="-k name": only these tests)
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 	$(BIN)/python tests/contract_map.py
 	cd example_project && $(abspath $(BIN))/python -m pytest
 else
@@ -46,7 +48,7 @@ else
 endif
 
 test-fast: $(VENV)/.stamp-test ## Run the tests that need no broker
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(BROKER_TESTS)) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(BROKER_TESTS)) $(ARGS)
 
 test-rabbitmq: $(foreach version,$(RABBITMQ),$(addprefix rabbitmq-$(version)-,$(QUEUE_TYPE))) ## Run the tests that need a broker on each RabbitMQ and queue type (RABBITMQ=4.3 QUEUE_TYPE=quorum: only on these)
 
@@ -85,7 +87,7 @@ rabbitmq-%: $(VENV)/.stamp-test
 	@$(if $(version),scripts/rabbitmq4 install $(version))
 	@echo "RabbitMQ $(or $(version),that is here), $(lastword $(subst -, ,$*)) queues:"
 	@JOBQ_TEST_RABBITMQ=$(version) JOBQ_TEST_QUEUE_TYPE=$(lastword $(subst -, ,$*)) \
-	  $(BIN)/python -m pytest $(BROKER_TESTS) $(ARGS)
+	  $(BIN)/python -m pytest $(PARALLEL) $(BROKER_TESTS) $(ARGS)
 
 # One combination: make test-py312-django60.
 test-py%:
@@ -97,7 +99,7 @@ test-py%:
 # way, which is what the tests of jobs that do not return are about.
 lane: $(VENV)/.stamp-test
 	@$(BIN)/python -c 'import sys, django; print("Python", sys.version.split()[0], "and Django", django.__version__)'
-	$(BIN)/python -m pytest $(if $(COVERAGE),--cov --cov-report=term-missing:skip-covered) $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(if $(COVERAGE),--cov --cov-report=term-missing:skip-covered) $(ARGS)
 	cd example_project && $(abspath $(BIN))/python -m pytest $(ARGS)
 
 $(VENV)/.stamp-base:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +93,22 @@ def work() -> Callable[..., WorkerStats]:
 # run in several processes, whose reports all reach the one that writes it.
 
 
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     if call.when == "call" or call.excinfo is not None:
         lines = [line for mark in item.iter_markers("contract") for line in mark.args]
         if lines:
             backend = getattr(getattr(item, "cls", None), "backend_name", "core")
             entry = {"lines": lines, "backend": backend, "passed": call.excinfo is None}
             item.user_properties.append(("contract", entry))
+    report = yield
+    # Captured text travels between processes as UTF-8, which has no lone surrogates.
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 class Record:
