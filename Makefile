@@ -8,7 +8,7 @@ DJANGO ?=
 # Further arguments for pytest or for the demo: make test ARGS="-k retry".
 ARGS ?=
 # Tests mostly wait, for a broker or for time to pass; `make test PARALLEL=` runs them one by one.
-PARALLEL ?= -n 3 --dist loadfile
+PARALLEL ?= -n 4 --dist worksteal
 # What `make matrix` runs; `tox` has every combination.
 MATRIX ?= py311-django52 py313-django61
 # What `make test-rabbitmq` runs on; "here" is the broker that `make test` takes.

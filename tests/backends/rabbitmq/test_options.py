@@ -38,7 +38,7 @@ class TestOptions:
             ("heartbeat", "10s", 10.0),
             ("publish_timeout", "1500ms", 1.5),
             ("reconnect_max", "1m", 60.0),
-            ("delivery_limit", 1, 1),
+            ("delivery_limit", 2, 2),
             ("connection_name", "shop", "shop"),
         ],
     )
@@ -61,6 +61,7 @@ class TestOptions:
             ("publish_timeout", "-1s"),
             ("publish_timeout", "soon"),
             ("delivery_limit", 0),
+            ("delivery_limit", 1),
             ("delivery_limit", True),
             ("delivery_limit", 2.5),
             ("cafile", ""),
