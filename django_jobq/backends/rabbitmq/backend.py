@@ -256,9 +256,9 @@ class RabbitMQBackend(Backend):
 
     def _ask(self, wanted: Sequence[Operation], patience: float = 0.0) -> list[Any]:
         """Run operations on the publisher's connection and wait for their answers."""
-        longest = max(self.options.publish_timeout, patience)
+        longest = self.options.publish_timeout + patience + 1
         try:
-            return self._publisher.call(wanted, patience).result(longest + 1)
+            return self._publisher.call(wanted, patience).result(longest)
         except TimeoutError as error:
             raise BackendUnavailable(f"{self.address} did not answer in time") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ class Calls:
         """Open a channel for a call and run it there."""
         self._running.add(call)
         call.is_sent = True
+        call.deadline = max(call.deadline, time.monotonic() + call.patience)
         connection.channel(on_open_callback=lambda channel: self._run(call, channel, connection))
 
     def take_all(self) -> list[Call]:

@@ -63,10 +63,16 @@ class Publish:
 
 
 class Call:
-    """Hold declarations or questions for a channel of their own."""
+    """Hold declarations or questions for a channel of their own.
 
-    def __init__(self, operations: Sequence[Operation], deadline: float) -> None:
+    Once they are sent, the broker has ``patience`` seconds, if that is later than the deadline.
+    """
+
+    def __init__(
+        self, operations: Sequence[Operation], deadline: float, patience: float = 0.0
+    ) -> None:
         self.operations, self.deadline = operations, deadline
+        self.patience = patience
         self.future: Future[list[Any]] = Future()
         self.is_sent = False
 

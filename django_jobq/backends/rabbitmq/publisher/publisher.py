@@ -51,9 +51,9 @@ class Publisher:
     def call(self, operations: Sequence[Operation], patience: float = 0.0) -> Future[list[Any]]:
         """Run operations in order on a throwaway channel; the future has what is read of them.
 
-        They may take ``patience`` seconds, if that is more than a publish may take.
+        The broker may take ``patience`` seconds for them, if that is more than for a publish.
         """
-        call = Call(operations, max(self._deadline(), time.monotonic() + patience))
+        call = Call(operations, self._deadline(), patience)
         self._running().submit(call)
         return call.future
 
