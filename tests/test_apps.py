@@ -77,6 +77,7 @@ def test_it_is_imported_without_settings_and_without_a_client_library() -> None:
     code = """
 import sys
 import django_jobq
+import django_jobq.store.holds, django_jobq.store.outbox
 from django.apps import apps
 from django.conf import settings
 
@@ -86,7 +87,8 @@ def a(pk): ...
 a.using(delay="5m", priority=3).prepare(1)
 print(settings.configured, apps.ready)
 print(sorted({"aio_pika", "environ", "pika"} & set(sys.modules)))
-print([name for name in sys.modules if name.startswith("django_jobq.worker")])
+late = ("django_jobq.models", "django_jobq.worker")
+print([name for name in sys.modules if name.startswith(late)])
 """
     assert run(code) == ["False False", "[]", "[]"]
 

@@ -427,7 +427,7 @@ def test_what_went_out_before_a_full_queue_is_told(told: Told) -> None:
 def test_an_unknown_database_is_refused_naming_the_known_ones(memory) -> None:
     with pytest.raises(UnknownDatabase) as caught:
         note.using(database="othr").enqueue("hello")
-    assert str(caught.value) == "DATABASES has no alias 'othr' (known: default, other)"
+    assert str(caught.value) == "DATABASES has no alias 'othr' (known: default, other, stored)"
     assert memory.queue_names() == []
 
 

@@ -1,0 +1,40 @@
+"""The jobs that the database remembers, and every change that is made to them.
+
+A stored job is one row of `StoredJob`, of one of three kinds:
+
+========  ====================================================================================
+kind      what it is
+========  ====================================================================================
+fresh     a job of a transaction, whose commit hook publishes it; no relay has seen it yet
+outbox    a job that the broker should have got and perhaps has not
+hold      a job that is not due yet: delayed, retried, deferred, or not known to any worker
+========  ====================================================================================
+
+``claimable_at`` says from when on a relay may take a row that is not fresh. If that moment lies
+ahead, the row is leased if it has an owner, ``leased_by``, and waits if it has none. Once it is
+over, the row belongs to nobody.
+
+Each edge below is one statement. It names the row's token wherever it relies on what was read
+before: every insert, replacement, lease and return gives the row a new one, so that whoever is late
+changes nothing.
+
+==========================  ============================================  ====================
+edge                        statement                                     made by
+==========================  ============================================  ====================
+→ fresh                     INSERT, in the caller's transaction           enqueue
+→ outbox                    INSERT, when the broker cannot be reached     enqueue
+fresh, outbox → gone        DELETE by token, once the broker has it       the commit hook
+fresh → outbox              UPDATE at first sight; the token stays        relay
+→ hold                      INSERT                                        worker, enqueue
+older or published → hold   UPDATE where that is what it is               worker
+outbox, hold → leased       UPDATE by token, where claimable              relay
+leased → gone               DELETE by token, while the lease lasts        relay
+leased → outbox, hold       UPDATE by token, when publishing failed       relay
+leased → leased by another  the lease is over; as above                   relay
+hold → gone                 DELETE where not leased (cancel)              operator
+hold → hold                 UPDATE due_at where not leased (reschedule)   operator
+==========================  ============================================  ====================
+
+A lease that is over ends the right to delete, even if nobody has taken the row: what was published
+under it may have come back to be held meanwhile, found this row there, and relied on it.
+"""

@@ -1,0 +1,106 @@
+"""What the tests of the store say in one word: jobs, rows, claims, threads, and passing time."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from django.db import connections, transaction
+from django.db.models import F
+
+from django_jobq.envelope import Envelope
+from django_jobq.models import StoredJob
+from django_jobq.store import holds, outbox, rows
+from django_jobq.store.rows import HOLD, OUTBOX, Lease, NewJob
+
+USING = "stored"
+T = TypeVar("T")
+
+
+def envelope(**fields: Any) -> Envelope:
+    values = {"job_id": uuid.uuid4(), "job": "shop.jobs.ship", "queue": "default", **fields}
+    return Envelope(**{"enqueued_at": 0, **values})
+
+
+def put(job: Envelope, delay: float = 0.0, *, front: bool = False, reason: str = "") -> bool:
+    new = NewJob(envelope=job, delay=delay, front=front)
+    return holds.put("default", new, reason=reason, using=USING)
+
+
+def enqueue(*jobs: Envelope) -> str:
+    return outbox.put("default", [NewJob(envelope=job) for job in jobs], using=USING)
+
+
+def claim(
+    kind: str = HOLD, *, owner: str = "relay", length: float = 60, limit: int = 100
+) -> list[StoredJob]:
+    lease = Lease(owner=owner, length=timedelta(seconds=length), limit=limit)
+    return rows.claim("default", kind, lease, using=USING)
+
+
+def claim_left(**options: Any) -> list[StoredJob]:
+    """Claim what no hook has published, as if the grace were over."""
+    outbox.sight("default", using=USING, grace=timedelta(0))
+    return claim(OUTBOX, **options)
+
+
+def drop(*claimed: StoredJob) -> int:
+    return rows.drop(claimed, using=USING)
+
+
+def remove(tokens: set[str], *jobs: Envelope) -> int:
+    return outbox.remove("default", tokens, [job.job_id for job in jobs], using=USING)
+
+
+def stored() -> list[StoredJob]:
+    return list(StoredJob.objects.using(USING).order_by("id"))
+
+
+def elapse(seconds: float) -> None:
+    """Let the rows become so much older, as if the clock of the database went on."""
+    passed = timedelta(seconds=seconds)
+    moments = {name: F(name) - passed for name in ("due_at", "created_at", "claimable_at")}
+    StoredJob.objects.using(USING).update(**moments)
+
+
+@contextmanager
+def in_open_transaction(act: Callable[[], object]) -> Iterator[None]:
+    """Act in the transaction of another connection, which commits at the end of the block."""
+    acted, commit = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            with transaction.atomic(using=USING):
+                act()
+                acted.set()
+                assert commit.wait(60)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert acted.wait(60)
+        yield
+    finally:
+        commit.set()
+        thread.join()
+
+
+def together(count: int, act: Callable[[int], T]) -> list[T]:
+    """Return what threads, each with a connection of its own, come to when they start at once."""
+    start = threading.Barrier(count)
+
+    def run(number: int) -> T:
+        try:
+            connections[USING].ensure_connection()
+            start.wait(30)
+            return act(number)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
