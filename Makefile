@@ -14,6 +14,8 @@ MATRIX ?= py311-django52 py313-django61
 # What `make test-rabbitmq` runs on; "here" is the broker that `make test` takes.
 RABBITMQ ?= here 4.0 4.3
 QUEUE_TYPE ?= classic quorum
+# Where `make test-databases` runs.
+DATABASES ?= sqlite postgresql mariadb
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq
@@ -29,7 +31,7 @@ endif
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-rabbitmq bench lint types docs packaging matrix lane format clean
+.PHONY: help demo test test-fast test-rabbitmq test-databases bench lint types docs packaging matrix lane format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -41,6 +43,7 @@ demo: $(VENV)/$(if $(filter amqp%,$(JOBQ_URL)),.stamp-rabbitmq,.stamp-project) #
 test: $(VENV)/.stamp-test ## Run the tests and the contract map (ARGS="-k name": only these tests)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m tests.databases postgresql mariadb -- $(PARALLEL)
 	$(BIN)/python tests/contract_map.py
 	cd example_project && $(abspath $(BIN))/python -m pytest
 else
@@ -51,6 +54,9 @@ test-fast: $(VENV)/.stamp-test ## Run the tests that need no broker
 	$(BIN)/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(BROKER_TESTS)) $(ARGS)
 
 test-rabbitmq: $(foreach version,$(RABBITMQ),$(addprefix rabbitmq-$(version)-,$(QUEUE_TYPE))) ## Run the tests that need a broker on each RabbitMQ and queue type (RABBITMQ=4.3 QUEUE_TYPE=quorum: only on these)
+
+test-databases: $(VENV)/.stamp-test ## Run the tests of stored jobs on each database (DATABASES=postgresql: only on this)
+	$(BIN)/python -m tests.databases $(DATABASES) -- $(PARALLEL) $(ARGS)
 
 bench: $(VENV)/.stamp-bench ## Measure against Celery and Dramatiq on the broker at AMQP_URL (ARGS="--rounds 5")
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -27,7 +27,7 @@ import pika
 import pytest
 from pika.exceptions import AMQPError
 
-from tests import lane
+from tests import lane, packages
 
 ROOT = Path(__file__).parent.parent
 LOCAL_URL = "amqp://guest:guest@127.0.0.1:5672/"
@@ -252,8 +252,8 @@ def _group_lives(group: int) -> bool:
 
 def _find_scripts() -> Path:
     found = _installed()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        _install()
+    if found is None and packages.may_install():
+        packages.install("rabbitmq-server", "rabbitmq-server")
         found = _installed()
     if found is None:
         pytest.exit(
@@ -269,26 +269,3 @@ def _installed() -> Path | None:
         return DEBIAN_SCRIPTS
     server = shutil.which("rabbitmq-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     return Path(server).resolve().parent if server else None
-
-
-def _install() -> None:
-    """Install the Debian package; its service is neither started nor enabled."""
-    print("No RabbitMQ here: apt-get install rabbitmq-server (no service)", file=sys.stderr)
-    policy = Path("/usr/sbin/policy-rc.d")
-    ours = not policy.exists()
-    if ours:
-        policy.write_text("#!/bin/sh\nexit 101\n")
-        policy.chmod(0o755)
-    try:
-        env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (
-            ["update"],
-            ["install", "-y", "--no-install-recommends", "rabbitmq-server"],
-        ):
-            subprocess.run(["apt-get", "-qq", *command], env=env, check=False, stdout=sys.stderr)
-        if _installed() and shutil.which("update-rc.d"):  # which tells systemd, too
-            disable = ["update-rc.d", "rabbitmq-server", "disable"]
-            subprocess.run(disable, check=False, capture_output=True)
-    finally:
-        if ours:
-            policy.unlink()
