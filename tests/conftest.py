@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core.management import call_command
 
 from django_jobq.backends.handler import backends
@@ -17,7 +19,10 @@ from django_jobq.registry import registry
 from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import Worker
 
-RECORD = Path(__file__).parent.parent / "build" / "contract.json"
+# The run on each database has a record of its own; the map reads all of them.
+_DATABASE: str = settings.DATABASES["stored"]["ENGINE"].rpartition(".")[2]
+_SUFFIX = f"-{_DATABASE}" if "JOBQ_TEST_DATABASE" in os.environ else ""
+RECORD = Path(__file__).parent.parent / "build" / f"contract{_SUFFIX}.json"
 
 
 @pytest.fixture(autouse=True)
@@ -100,8 +105,7 @@ def pytest_runtest_makereport(
     if call.when == "call" or call.excinfo is not None:
         lines = [line for mark in item.iter_markers("contract") for line in mark.args]
         if lines:
-            backend = getattr(getattr(item, "cls", None), "backend_name", "core")
-            entry = {"lines": lines, "backend": backend, "passed": call.excinfo is None}
+            entry = {"lines": lines, "backend": _backend(item), "passed": call.excinfo is None}
             item.user_properties.append(("contract", entry))
     report = yield
     # Captured text travels between processes as UTF-8, which has no lone surrogates.
@@ -109,6 +113,13 @@ def pytest_runtest_makereport(
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+def _backend(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("django_db")
+    if mark and "stored" in (mark.kwargs.get("databases") or ()):
+        return _DATABASE
+    return getattr(getattr(item, "cls", None), "backend_name", "core")
 
 
 class Record:
