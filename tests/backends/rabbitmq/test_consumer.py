@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -424,3 +425,22 @@ async def settle(delivery: Delivery, how: str) -> None:
             await delivery.defer(delivery.envelope.deferred(), 0)
         case "dead_letter":
             await delivery.dead_letter("fatal", "why not")
+
+
+@pytest.mark.contract(15, 156)
+def test_a_loop_that_ends_while_its_connection_closes_is_not_held_up(make: BackendFactory) -> None:
+    async def begin_to_close(turns: int) -> None:
+        backend = make("a")
+        consumer = backend.consume("a", 10)
+        await asyncio.to_thread(send, backend, 1)
+        await take(consumer)
+        backend.close()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    for turns in range(12):
+        # On a daemon thread, since a loop that is held up never gives its thread back.
+        thread = threading.Thread(target=asyncio.run, args=(begin_to_close(turns),), daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"held up after {turns} turns of the loop"

@@ -73,6 +73,17 @@ class OpenChannel:
             await tolerate(self.channel.close())
 
 
+async def _close(connection: aio_pika.Connection) -> None:
+    """Close a connection, so that nothing of it outlives a loop that ends meanwhile.
+
+    By itself it waits, when it is cancelled, for an end that never comes.
+    """
+    underlay, connection.transport = connection.transport, None
+    await connection.close()
+    if underlay is not None:
+        await tolerate(underlay.connection.close())
+
+
 class Link:
     """Hold the consuming connection of a backend on one event loop."""
 
@@ -140,7 +151,7 @@ class Link:
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            await tolerate(connection.close())
+            await _close(connection)
 
     async def _connect(self, transport: _Transport) -> Any:
         address, options = self._address, self._options
@@ -162,7 +173,7 @@ class Link:
                 await connection.connect()
         except BaseException:
             # Or it closes itself when it is collected, on a loop that may be gone by then.
-            await tolerate(connection.close())
+            await _close(connection)
             raise
         return connection
 
