@@ -11,7 +11,9 @@ Whatever disturbs its broker (restart, alarm, users, policies) runs on a `Privat
 import atexit
 import contextlib
 import functools
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -231,15 +233,30 @@ def private_node(config: Iterable[str] = ()) -> Iterator[PrivateNode]:
 
 
 def free_ports(number: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
+    """Return ports that nobody listens on.
+
+    They are below those that clients get from the system, apart for each process of a parallel run,
+    and given once, for what listens there may start much later.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 20_000 + 1_500 * (worker % 8)
+    candidates = random.SystemRandom().sample(range(first, first + 1_500), 1_500)
+    free = (port for port in candidates if port not in _given and _is_free(port))
+    found = list(itertools.islice(free, number))
+    _given.update(found)
+    return found
+
+
+_given: set[int] = set()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as candidate:
+        try:
+            candidate.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _group_lives(group: int) -> bool:
