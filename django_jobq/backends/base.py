@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from django_jobq import conf, durations
 from django_jobq.conf import AliasSettings
-from django_jobq.envelope import Envelope, decode_or_none, log_fields
-from django_jobq.exceptions import AlreadySettled, UnknownQueue
+from django_jobq.envelope import Envelope, log_fields
+from django_jobq.exceptions import AlreadySettled, EnvelopeError, UnknownQueue
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
 
@@ -103,9 +103,17 @@ class Delivery(abc.ABC):
         return self._envelope
 
     @property
+    def known_envelope(self) -> Envelope | None:
+        """Return the decoded body, or None if it is no envelope."""
+        try:
+            return self.envelope
+        except EnvelopeError:
+            return None
+
+    @property
     def log_fields(self) -> dict[str, Any]:
         """Return the ``extra`` of every log record about this delivery."""
-        return log_fields(decode_or_none(self.body), self.queue)
+        return log_fields(self.known_envelope, self.queue)
 
     @property
     def is_lost(self) -> bool:

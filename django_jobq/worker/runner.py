@@ -71,7 +71,8 @@ class JobRunner:
             if not isinstance(prepared, Result) and not await delivery.begin():
                 return None
         except EnvelopeError as error:
-            prepared = _undecodable(delivery, error)
+            outcome = DeadLettered("decode", str(error))
+            prepared = Result(delivery=delivery, outcome=outcome, envelope=delivery.known_envelope)
         except DeliveryLimitReached as error:
             outcome = DeadLettered("delivery_limit", str(error))
             prepared = Result(delivery=delivery, outcome=outcome, envelope=delivery.envelope)
@@ -262,14 +263,6 @@ def _call_hook(hook: Any, told: dict[str, Any]) -> None:
             function(**told)
     except (Exception, SystemExit, asyncio.CancelledError):
         logger.exception("JOBQ_ON_DEAD_LETTER failed; the job is filed all the same")
-
-
-def _undecodable(delivery: Delivery, error: EnvelopeError) -> Result:
-    try:
-        envelope: Envelope | None = delivery.envelope
-    except EnvelopeError:
-        envelope = None
-    return Result(delivery=delivery, outcome=DeadLettered("decode", str(error)), envelope=envelope)
 
 
 def _timeout_of(job: Job[..., Any], envelope: Envelope) -> float | None:

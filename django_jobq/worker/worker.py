@@ -17,7 +17,6 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from django_jobq.backends.base import Backend, Consumer, Delivery
-from django_jobq.envelope import decode_or_none, log_fields
 from django_jobq.exceptions import (
     BackendUnavailable,
     ConsumerStopped,
@@ -133,7 +132,7 @@ class Worker:
         return [asyncio.create_task(item) for item in work]
 
     def _running_async_jobs(self) -> list[str]:
-        envelopes = [decode_or_none(delivery.body) for delivery in self._running.values()]
+        envelopes = [delivery.known_envelope for delivery in self._running.values()]
         jobs = [registry.find(envelope.job) for envelope in envelopes if envelope]
         return [job.name for job in jobs if job and job.is_async]
 
@@ -210,7 +209,7 @@ class Worker:
             logger.exception(
                 "Processing a job of queue %s failed; handed back",
                 delivery.queue,
-                extra=log_fields(decode_or_none(delivery.body), delivery.queue),
+                extra=delivery.log_fields,
             )
             # Or a fault of the library would run the job again and again in a tight loop.
             await asyncio.sleep(_PAUSE_AFTER_FAULT)

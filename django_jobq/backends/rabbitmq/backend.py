@@ -24,7 +24,6 @@ from django_jobq.envelope import Envelope
 from django_jobq.exceptions import (
     BackendError,
     BackendUnavailable,
-    EnvelopeError,
     InvalidJob,
     PublishFailed,
     ShutDown,
@@ -177,9 +176,7 @@ class RabbitMQBackend(Backend):
     ) -> None:
         """Publish a dead letter to the inbox and wait for its confirm."""
         self._check_open()
-        original: Envelope | None = None
-        with contextlib.suppress(EnvelopeError):
-            original = delivery.envelope
+        original = delivery.known_envelope
         # A body that is filed as it came keeps its bytes, with all that this version cannot read.
         body = delivery.body if final is None or final == original else final.encode()
         message = codec.dead_letter(body, final or original, delivery.queue, cause, reason)
@@ -249,7 +246,14 @@ class RabbitMQBackend(Backend):
                 item.fail(failure)
 
         self._declared.clear()
-        self._publisher.call(self._preparation(config)).add_done_callback(go_on)
+        try:
+            declared = self._publisher.call(self._preparation(config))
+        except BackendUnavailable as closed:
+            # On the publisher's thread, where it would end what is flushed before the end.
+            closed.__cause__ = error
+            item.fail(closed)
+        else:
+            declared.add_done_callback(go_on)
 
     def _may_declare(self) -> bool:
         return self.settings.declare == "auto"

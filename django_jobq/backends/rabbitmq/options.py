@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import ssl
 from typing import Any
 
 from django_jobq import conf, durations
 from django_jobq.backends.base import BackendOptions
 from django_jobq.backends.rabbitmq.topology import QueueType
+from django_jobq.retry import exponential_backoff
 
 
 def _one_of(*names: str) -> Any:
@@ -61,6 +63,13 @@ class RabbitMQOptions(BackendOptions):
     certfile: str | None = conf.option(None, _text)
     keyfile: str | None = conf.option(None, _text)
     server_hostname: str | None = conf.option(None, _text)
+
+    def reconnect_wait(self, failures: int) -> float:
+        """Return for how many seconds to wait after so many failures to connect."""
+        longest = exponential_backoff(
+            failures, base=self.reconnect_base, factor=2.0, longest=self.reconnect_max
+        )
+        return random.uniform(0, longest)
 
     def tls_context(self) -> ssl.SSLContext:
         """Return a context that checks the certificate and the host name."""

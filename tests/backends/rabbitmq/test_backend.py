@@ -17,6 +17,7 @@ from django_jobq.backends.rabbitmq import RabbitMQBackend, codec
 from django_jobq.backends.rabbitmq.topology import QueueType, Topology
 from django_jobq.exceptions import (
     AccessRefused,
+    BackendUnavailable,
     InvalidJob,
     PayloadTooLarge,
     PublishFailed,
@@ -223,6 +224,25 @@ class TestDeclaring:
         # A hold does not see that its target is gone: what returns is kept with the lost.
         target = topology.lost if (what, delay) == ("queue", 1) else work(backend)
         wait_until(lambda: envelope.job_id in job_ids(browse(make_apart.url, target)), 10)
+
+    @pytest.mark.contract(149)
+    def test_what_comes_back_while_the_publisher_closes_fails_and_harms_nothing(
+        self, make_apart: BackendFactory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend = make_apart("a")
+        send(backend, 1)
+
+        def closed(*_: object) -> None:
+            raise BackendUnavailable("the publisher is closed")
+
+        with channel(make_apart.url) as ch:
+            ch.queue_delete(work(backend))
+        with monkeypatch.context() as patch:
+            patch.setattr(backend._publisher, "call", closed)
+            with pytest.raises(BackendUnavailable, match="is closed") as refusal:
+                backend.publish(make_envelope()).result(PATIENCE)
+        assert isinstance(refusal.value.__cause__, PublishFailed)
+        backend.publish(make_envelope()).result(PATIENCE)
 
     @pytest.mark.contract(149)
     @pytest.mark.parametrize("what", ["queue", "exchange"])

@@ -1,8 +1,9 @@
 """Consuming: one aio-pika connection a worker and event loop, one channel a queue.
 
 `link` opens the connection and reconnects, `frames` reads deliveries from its bytes, `session` is
-one channel with what is to be acknowledged on it, `consumer` the stream of one queue and `delivery`
-what it yields. No type of the client leaves this package.
+one channel with what is to be acknowledged on it, `consumer` the stream of one queue, `delivery`
+what it yields and `outcomes` what became of that beyond its channel. No type of the client leaves
+this package.
 """
 
 from django_jobq.backends.rabbitmq.consumer.consumer import RabbitMQConsumer

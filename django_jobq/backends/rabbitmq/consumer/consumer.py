@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from django_jobq.backends.base import Consumer, Delivery
-from django_jobq.backends.rabbitmq.consumer.delivery import Key, RabbitMQDelivery
+from django_jobq.backends.rabbitmq.consumer.delivery import RabbitMQDelivery
 from django_jobq.backends.rabbitmq.consumer.frames import Message
 from django_jobq.backends.rabbitmq.consumer.link import CLOSE_TIMEOUT, LOST
+from django_jobq.backends.rabbitmq.consumer.outcomes import Outcomes, Settle
 from django_jobq.backends.rabbitmq.consumer.session import Session
 from django_jobq.exceptions import AlreadySettled, BackendError, BackendUnavailable, ShutDown
 from django_jobq.queues import QueueConfig
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_jobq.rabbitmq")
 
-_KEPT_OUTCOMES = 10_000
 _ARRIVAL_PATIENCE = 5.0
 _PAUSE_AFTER_FAILURE = 1.0
 
@@ -51,10 +50,7 @@ class RabbitMQConsumer(Consumer):
         self._spawned: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
         self._failure: BaseException | None = None
-        self._in_hand: dict[Key, RabbitMQDelivery] = {}
-        self._kept: OrderedDict[Key, Callable[[Delivery], Awaitable[None]]] = OrderedDict()
-        self._copies: dict[Key, RabbitMQDelivery] = {}
-        self._done: OrderedDict[str, None] = OrderedDict()
+        self._outcomes = Outcomes()
         self._expected: dict[str | None, asyncio.Future[RabbitMQDelivery]] = {}
         self._counting = asyncio.Lock()
 
@@ -203,28 +199,15 @@ class RabbitMQConsumer(Consumer):
         expected = self._expected.get(delivery.message_id)
         if expected is not None and not expected.done():
             expected.set_result(delivery)
-        elif delivery.redelivered and delivery.message_id in self._done:
-            # Its ack was lost on the way; the message id is the same, unlike that of any copy.
+        elif self._outcomes.was_acknowledged(delivery):
             delivery.settled = True
             delivery.session.acknowledge(delivery.tag)
         elif delivery.early_by() > 1.0:
             self._spawn(self.backend.hold_again(delivery))
-        elif not (delivery.redelivered and self._is_second_copy(delivery)):
+        elif (settle := self._outcomes.take(delivery)) is not None:
+            self._spawn(self._settle_copy(delivery, settle))
+        elif not self._outcomes.let_wait(delivery):
             self._hand_over(delivery)
-
-    def _is_second_copy(self, delivery: RabbitMQDelivery) -> bool:
-        """Settle what is a copy of a job that is done here, or let it wait for one that runs."""
-        key = delivery.key
-        if key is None:
-            return False
-        if key in self._kept:
-            self._spawn(self._settle_copy(delivery, self._kept.pop(key)))
-            return True
-        first = self._in_hand.get(key)
-        if first is None or first.settled:
-            return False
-        self._copies[key] = delivery
-        return True
 
     def _hand_over(self, delivery: RabbitMQDelivery) -> None:
         self._ready.append(delivery)
@@ -256,16 +239,12 @@ class RabbitMQConsumer(Consumer):
 
     def begin(self, delivery: RabbitMQDelivery) -> None:
         """Note that a job runs, so that a copy of it waits."""
-        if delivery.key is not None:
-            self._in_hand[delivery.key] = delivery
+        self._outcomes.begin(delivery)
 
     def settled(self, delivery: RabbitMQDelivery) -> None:
         """Note that a delivery is to be acknowledged at the next flush."""
-        self._forget(delivery)
-        if delivery.message_id is not None:
-            self._done[delivery.message_id] = None
-            if len(self._done) > _KEPT_OUTCOMES:
-                self._done.popitem(last=False)
+        self._outcomes.end(delivery)
+        self._outcomes.acknowledge(delivery.message_id)
         delivery.session.acknowledge(delivery.tag)
 
     async def flush_to_the_broker(self) -> None:
@@ -275,35 +254,19 @@ class RabbitMQConsumer(Consumer):
 
     def release(self, delivery: RabbitMQDelivery) -> None:
         """Hand a delivery back to its place in the queue."""
-        copy = self._copies.pop(delivery.key, None) if delivery.key is not None else None
+        copy = self._outcomes.release(delivery)
         if copy is not None:
             self._hand_over(copy)
         if not self._give_back(delivery):
             raise AlreadySettled(f"the channel of queue {self.config.name!r} is gone")
 
-    def keep(
-        self, delivery: RabbitMQDelivery, settle: Callable[[Delivery], Awaitable[None]]
-    ) -> None:
+    def keep(self, delivery: RabbitMQDelivery, settle: Settle) -> None:
         """Keep what a job came to whose channel is lost, for when its message comes back."""
-        self._forget(delivery)
-        key = delivery.key
-        if key is None:
-            return
-        copy = self._copies.pop(key, None)
-        if copy is not None and copy.session.is_alive:
+        copy = self._outcomes.keep(delivery, settle)
+        if copy is not None:
             self._spawn(self._settle_copy(copy, settle))
-            return
-        self._kept[key] = settle
-        if len(self._kept) > _KEPT_OUTCOMES:
-            self._kept.popitem(last=False)
 
-    def _forget(self, delivery: RabbitMQDelivery) -> None:
-        if delivery.key is not None and self._in_hand.get(delivery.key) is delivery:
-            del self._in_hand[delivery.key]
-
-    async def _settle_copy(
-        self, copy: RabbitMQDelivery, settle: Callable[[Delivery], Awaitable[None]]
-    ) -> None:
+    async def _settle_copy(self, copy: RabbitMQDelivery, settle: Settle) -> None:
         try:
             await settle(copy)
         except Exception:
@@ -312,7 +275,7 @@ class RabbitMQConsumer(Consumer):
                 await copy.release()
 
     def _give_back(self, delivery: RabbitMQDelivery) -> bool:
-        self._forget(delivery)
+        self._outcomes.end(delivery)
         return delivery.session.give_back(delivery.tag)
 
     def _spawn(self, work: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import random
 from collections.abc import Awaitable
 from typing import Any
 
@@ -28,7 +27,6 @@ from django_jobq.backends.rabbitmq.options import RabbitMQOptions
 from django_jobq.backends.rabbitmq.url import BrokerAddress
 from django_jobq.backends.rabbitmq.versions import shortcoming
 from django_jobq.exceptions import AccessRefused, ShutDown
-from django_jobq.retry import exponential_backoff
 
 logger = logging.getLogger("django_jobq.rabbitmq")
 
@@ -179,14 +177,7 @@ class Link:
 
     async def _wait_after(self, error: BaseException, stopped: asyncio.Event) -> None:
         self._failures += 1
-        options = self._options
-        longest = exponential_backoff(
-            self._failures,
-            base=options.reconnect_base,
-            factor=2.0,
-            longest=options.reconnect_max,
-        )
-        wait = random.uniform(0, longest)
+        wait = self._options.reconnect_wait(self._failures)
         logger.warning(
             "No consuming connection to %s (%s); attempt %s in %.1f s",
             self._address,

@@ -17,7 +17,6 @@ import atexit
 import contextlib
 import logging
 import os
-import random
 import struct
 import threading
 import time
@@ -40,7 +39,6 @@ from django_jobq.backends.rabbitmq.publisher.connection import (
 from django_jobq.backends.rabbitmq.publisher.items import Call, Item, Publish
 from django_jobq.backends.rabbitmq.url import BrokerAddress
 from django_jobq.exceptions import AccessRefused, BackendError, BackendUnavailable, PublishFailed
-from django_jobq.retry import exponential_backoff
 
 logger = logging.getLogger("django_jobq.rabbitmq")
 
@@ -165,14 +163,7 @@ class Engine(threading.Thread):
         if self._stopping:
             self._loop.stop()
             return
-        options = self._options
-        longest = exponential_backoff(
-            self._failures,
-            base=options.reconnect_base,
-            factor=2.0,
-            longest=options.reconnect_max,
-        )
-        self._loop.call_later(random.uniform(0, longest), self._connect)
+        self._loop.call_later(self._options.reconnect_wait(self._failures), self._connect)
 
     def _on_blocked(self, _connection: Any, frame: Any) -> None:
         self._blocked = str(frame.method.reason)
