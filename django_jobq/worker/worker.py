@@ -77,6 +77,7 @@ class Worker:
         self._executor: Executor = CallerExecutor() if on_caller else LaneExecutor(self.concurrency)
         self._runner = JobRunner(backend, self._executor)
         self._running: dict[asyncio.Task[None], Delivery] = {}
+        self._pulled = 0
         self._stuck: list[Result] = []
         self._stopped_consumer: ConsumerStopped | None = None
         self._ending = Ending(shutdown_timeout)
@@ -158,6 +159,7 @@ class Worker:
         cause: Exception | None = None
         try:
             async for delivery in consumer:
+                self._pulled += 1
                 buffer.put(queue, delivery)
         except Exception as error:  # noqa: BLE001 - raised again once the worker has drained
             cause = error
@@ -241,12 +243,14 @@ class Worker:
 
     async def _watch_for_idleness(self, buffer: RoundRobinBuffer) -> None:
         """Stop once two looks in a row find nothing running, nothing buffered and nothing ready."""
-        looks = 0
+        looks = seen = 0
         while looks < 2:
             await asyncio.sleep(_IDLE_LOOK)
             busy = bool(self._running) or len(buffer) > 0
             ready = not busy and await asyncio.to_thread(self._has_ready_jobs)
-            looks = 0 if busy or ready else looks + 1
+            # What is pulled between two counts is in neither, and may have put a job back since.
+            came, seen = self._pulled != seen, self._pulled
+            looks = 0 if busy or ready or came else looks + 1
         self._ending.begin(with_deadline=False)
 
     def _has_ready_jobs(self) -> bool:

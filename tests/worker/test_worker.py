@@ -18,6 +18,7 @@ from django.db import connection, connections, transaction
 from django.utils import timezone, translation
 
 from django_jobq import Defer, JobContext, RetryPolicy, current_job, job, signals
+from django_jobq.backends.base import Counts
 from django_jobq.backends.handler import backends
 from django_jobq.backends.memory import ManualClock, MemoryBackend
 from django_jobq.backends.memory.consumer import MemoryConsumer, MemoryDelivery
@@ -945,6 +946,33 @@ async def test_idle_worker_returns_within_a_second(
         await ended(task)
 
     assert time.monotonic() - started < 1.0
+
+
+@pytest.mark.contract(68)
+async def test_burst_goes_on_for_what_is_taken_between_its_counts(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that no count sees, because it is in hand at that moment, keeps the worker there."""
+    ran: list[int] = []
+
+    @job(name="tests.runs")
+    def runs(number: int) -> None:
+        ran.append(number)
+
+    counts = watched.counts
+
+    def count_once_it_ran(queue: str) -> Counts:
+        if (number := len(ran)) < 5:
+            watched.publish(envelope_of("tests.runs", number))
+            give_up = time.monotonic() + DEADLINE
+            while len(ran) == number and time.monotonic() < give_up:
+                time.sleep(0.001)
+        return counts(queue)
+
+    monkeypatch.setattr(watched, "counts", count_once_it_ran)
+    await asyncio.wait_for(Worker(watched, burst=True).run(), DEADLINE)
+
+    assert ran == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.contract(68, 103)
