@@ -31,8 +31,15 @@ _DEFAULTS: Mapping[str, Any] = {
 _OURS_TO_IGNORE = ("JOBQ_URL",)
 _SCHEMES = {"memory": MEMORY_BACKEND, "amqp": RABBITMQ_BACKEND, "amqps": RABBITMQ_BACKEND}
 _SHORT_NAMES = {**_SCHEMES, "rabbitmq": RABBITMQ_BACKEND}
-_ALIAS_KEYS = ("BACKEND", "DATABASE", "DECLARE", "HOLDS", "OPTIONS", "QUEUES", "URL")
-_CHOICES = {"DECLARE": ("auto", "check", "never"), "HOLDS": ("broker",)}
+_ALIAS_KEYS = (
+    *("BACKEND", "DATABASE", "DECLARE", "HOLDS", "OPTIONS"),
+    *("OUTBOX", "OUTBOX_DATABASES", "QUEUES", "URL"),
+)
+_CHOICES = {
+    "DECLARE": ("auto", "check", "never"),
+    "HOLDS": ("database", "broker"),
+    "OUTBOX": ("always", "off"),
+}
 
 _NESTED = (
     "write JOBQ = {'default': {'BACKEND': ...}}, or JOBQ = {'default': from_url(...)} with from_url"
@@ -44,13 +51,19 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AliasSettings:
-    """Hold what JOBQ says of one alias; ``queues`` None means every queue that a job names."""
+    """Hold what JOBQ says of one alias; ``queues`` None means every queue that a job names.
+
+    ``outbox`` and ``holds`` have a meaning on transports that leave storing jobs to the database.
+    """
 
     alias: str
     backend: str
     url: str | None = dataclasses.field(default=None, repr=False)
     queues: Mapping[str, QueueConfig] | None = None
     database: str = "default"
+    outbox: str = "always"
+    outbox_databases: tuple[str, ...] = ()
+    holds: str = "database"
     declare: str = "auto"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -181,6 +194,9 @@ def _load_alias(alias: str, entry: object) -> AliasSettings:
         url=entry.get("URL"),
         queues=queues,
         database=entry.get("DATABASE", "default"),
+        outbox=entry.get("OUTBOX", "always"),
+        outbox_databases=tuple(entry.get("OUTBOX_DATABASES", ())),
+        holds=entry.get("HOLDS", "database"),
         declare=entry.get("DECLARE", "auto"),
         options=entry.get("OPTIONS", {}),
     )
@@ -201,6 +217,9 @@ def _check_alias(entry: Mapping[Any, Any], path: str) -> None:
             raise ImproperlyConfigured(
                 f"{path}[{key!r}]: {entry[key]!r} is none of {', '.join(choices)}"
             )
+    further = entry.get("OUTBOX_DATABASES", [])
+    if not isinstance(further, list | tuple) or not all(isinstance(name, str) for name in further):
+        raise ImproperlyConfigured(f"{path}['OUTBOX_DATABASES'] is no list of database aliases")
     _check_dotted_path(entry["BACKEND"], path)
 
 

@@ -57,6 +57,9 @@ def test_project_wide_settings(name: str, default: object, settings) -> None:
             "URL": "memory://",
             "QUEUES": {"default": {}, "email": {"prefetch": 5, "retry": 4}},
             "DATABASE": "other",
+            "OUTBOX": "off",
+            "OUTBOX_DATABASES": ["stored"],
+            "HOLDS": "broker",
             "OPTIONS": {"max_pending": 5},
         },
         "second": {"BACKEND": "shop.queues.Backend"},
@@ -73,6 +76,9 @@ def test_every_key_of_an_alias() -> None:
                 "email": QueueConfig(name="email", prefetch=5, retry=RetryPolicy(max_attempts=4)),
             },
             database="other",
+            outbox="off",
+            outbox_databases=("stored",),
+            holds="broker",
             options={"max_pending": 5},
         ),
         "second": AliasSettings(alias="second", backend="shop.queues.Backend"),
@@ -139,12 +145,27 @@ def test_settings_are_read_anew_each_time() -> None:
         (
             {"default": {"BACKEND": MEMORY_BACKEND, "x": 1}},
             "JOBQ['default']: unknown key 'x'; known: BACKEND, DATABASE, DECLARE, HOLDS, OPTIONS,"
-            " QUEUES, URL",
+            " OUTBOX, OUTBOX_DATABASES, QUEUES, URL",
         ),
         ({"default": {"BACKEND": object}}, "JOBQ['default']['BACKEND'] is no str"),
         ({"default": {**MEMORY, "URL": 5}}, "JOBQ['default']['URL'] is no str"),
         ({"default": {**MEMORY, "DATABASE": None}}, "JOBQ['default']['DATABASE'] is no str"),
         ({"default": {**MEMORY, "OPTIONS": []}}, "JOBQ['default']['OPTIONS'] is no mapping"),
+        *(
+            (
+                {"default": {**MEMORY, "OUTBOX_DATABASES": value}},
+                "JOBQ['default']['OUTBOX_DATABASES'] is no list of database aliases",
+            )
+            for value in ("other", None, [5], {"other": {}})
+        ),
+        (
+            {"default": {**MEMORY, "OUTBOX": True}},
+            "JOBQ['default']['OUTBOX']: True is none of always, off",
+        ),
+        (
+            {"default": {**MEMORY, "HOLDS": "memory"}},
+            "JOBQ['default']['HOLDS']: 'memory' is none of database, broker",
+        ),
         (
             {"default": {**MEMORY, "QUEUES": "email"}},
             "JOBQ['default']['QUEUES']: 'email' is neither a list of names nor a dict of options",

@@ -227,11 +227,28 @@ class Backend(abc.ABC):
     """How long a worker repeats a settle that fails before it hands the job back; seconds."""
     shared: ClassVar[bool] = True
     """Whether other processes see the jobs that this one publishes."""
+    leaves_storing: ClassVar[bool] = False
+    """Whether the outbox and the holds of the database serve this transport; see OUTBOX, HOLDS."""
 
     def __init__(self, settings: AliasSettings) -> None:
         self.alias = settings.alias
         self.settings = settings
         self.options = conf.build_options(self.options_class, settings)
+
+    @property
+    def uses_outbox(self) -> bool:
+        """Return whether the database remembers a job until the transport has confirmed it."""
+        return self.leaves_storing and self.settings.outbox == "always"
+
+    @property
+    def uses_holds(self) -> bool:
+        """Return whether jobs that are not due yet wait in the database."""
+        return self.leaves_storing and self.settings.holds == "database"
+
+    @property
+    def databases(self) -> list[str]:
+        """Return the aliases of the databases that may store jobs, the one of holds first."""
+        return list(dict.fromkeys([self.settings.database, *self.settings.outbox_databases]))
 
     @property
     def queues(self) -> Mapping[str, QueueConfig]:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from django.db import connections
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import close_old_connections, connections
 
 # Django's default of 0 would connect anew for every job, which costs ten times the job's overhead.
 _MAX_AGE = 300
+
+R = TypeVar("R")
+
+
+def with_fresh_connections(func: Callable[[], R]) -> R:
+    """Call a function with connections that are neither too old nor broken."""
+    close_old_connections()
+    return func()
 
 
 def keep_connections() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 
@@ -18,8 +19,11 @@ from django_jobq.worker.attempt import (
     run_async,
     run_sync,
 )
+from django_jobq.worker.databases import with_fresh_connections
 from django_jobq.worker.lanes import AsyncLanes, ThreadLanes
 from django_jobq.worker.time_limit import TimeLimit
+
+R = TypeVar("R")
 
 
 class Executor(abc.ABC):
@@ -33,8 +37,8 @@ class Executor(abc.ABC):
         """Run an attempt to its end; return before it, ``stuck``, if it outlives its timeout."""
 
     @abc.abstractmethod
-    async def call(self, func: Callable[[], None]) -> None:
-        """Call a hook where sync jobs run, to its end."""
+    async def call(self, func: Callable[[], R]) -> R:
+        """Call a function where sync jobs run, and return what it returns."""
 
     async def tell(self, func: Callable[[], None]) -> None:
         """Call receivers where sync jobs run; they may end later, but before `stop()` does."""
@@ -77,9 +81,9 @@ class LaneExecutor(Executor):
         self._threads.replace(call)
         return dataclasses.replace(describe_end(attempt.timed_out(), wait), stuck=True)
 
-    async def call(self, func: Callable[[], None]) -> None:
+    async def call(self, func: Callable[[], R]) -> R:
         """Call on a thread lane."""
-        await self._threads.submit(func).future
+        return await self._threads.submit(partial(with_fresh_connections, func)).future
 
     async def tell(self, func: Callable[[], None]) -> None:
         """Call on a thread lane; wait for it only while the lanes are behind."""
@@ -106,9 +110,9 @@ class CallerExecutor(Executor):
         finally:
             timer.cancel()
 
-    async def call(self, func: Callable[[], None]) -> None:
+    async def call(self, func: Callable[[], R]) -> R:
         """Call on the calling thread."""
-        await sync_to_async(func)()
+        return await sync_to_async(func)()
 
 
 class _Timer:

@@ -38,6 +38,7 @@ class RabbitMQBackend(Backend):
 
     driver = "rabbitmq"
     settle_patience = 60.0
+    leaves_storing = True
     options_class = RabbitMQOptions
     options: RabbitMQOptions
 

@@ -140,7 +140,7 @@ def _read_letter(properties: Any, body: bytes) -> Any:
 def make_settings(
     url: str, *queues: QueueConfig | str, declare: str = "auto", **options: Any
 ) -> AliasSettings:
-    """Return the settings of an alias with these queues, or with one called 'a'."""
+    """Return the settings of an alias with these queues, or with one called 'a'; no database."""
     options.setdefault("queue_type", queue_type())
     configs = [QueueConfig(name=q) if isinstance(q, str) else q for q in queues or ("a",)]
     return AliasSettings(
@@ -148,6 +148,8 @@ def make_settings(
         backend="rabbitmq",
         url=url,
         queues={config.name: config for config in configs},
+        outbox="off",
+        holds="broker",
         declare=declare,
         options=options,
     )
@@ -282,6 +284,8 @@ class WorkerProcess:
         self.notes, self._log = folder / "notes", folder / "log"
         setting = {
             "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+            "OUTBOX": "off",
+            "HOLDS": "broker",
             "URL": backend.settings.url,
             "QUEUES": {
                 config.name: {"prefetch": config.prefetch} for config in backend.queues.values()

@@ -158,6 +158,8 @@ class TestDeclaring:
         settings.JOBQ = {  # type: ignore[attr-defined]
             "default": {
                 "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+                "OUTBOX": "off",
+                "HOLDS": "broker",
                 "URL": "amqp://nobody.invalid",
                 "QUEUES": ["fine", name],
             }
@@ -174,6 +176,8 @@ class TestDeclaring:
         settings.JOBQ = {  # type: ignore[attr-defined]
             "default": {
                 "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+                "OUTBOX": "off",
+                "HOLDS": "broker",
                 "URL": "amqp://nobody.invalid",
                 **({"QUEUES": [name, "default"]} if where == "QUEUES" else {}),
             }
@@ -371,6 +375,8 @@ class TestQueues:
         settings.JOBQ = {  # type: ignore[attr-defined]
             "default": {
                 "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+                "OUTBOX": "off",
+                "HOLDS": "broker",
                 "URL": make.url,
                 "QUEUES": ["a"],
                 "OPTIONS": {"prefix": prefix, "queue_type": queue_type()},

@@ -39,6 +39,8 @@ class Live:
         settings.JOBQ = {
             "default": {
                 "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+                "OUTBOX": "off",
+                "HOLDS": "broker",
                 "URL": factory.backend_url,
                 "QUEUES": queues,
                 "OPTIONS": options,

@@ -69,6 +69,8 @@ def script(project: Project, url: str, prefix: str, text: str, **options: str) -
     """Configure the project for the broker and return the command that runs a script in it."""
     entry = {
         "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+        "OUTBOX": "off",
+        "HOLDS": "broker",
         "URL": url,
         "QUEUES": ["default"],
         "OPTIONS": {"prefix": prefix, **options},

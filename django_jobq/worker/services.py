@@ -1,0 +1,97 @@
+"""What a worker does beside running jobs: services, each with a thread for what blocks.
+
+A service works in passes. An outage is told once and waited out, in growing pauses; whatever else a
+pass raises ends the worker.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import ClassVar, Protocol, TypeVar
+
+from django.db import InterfaceError, OperationalError
+
+from django_jobq.exceptions import BackendUnavailable
+from django_jobq.worker.databases import with_fresh_connections
+from django_jobq.worker.lanes import ThreadLanes
+
+logger = logging.getLogger("django_jobq.worker")
+
+OUTAGES = (OperationalError, InterfaceError, BackendUnavailable)
+"""What goes away by itself: a database or a broker that does not answer."""
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 15.0
+
+R = TypeVar("R")
+
+
+class Call(Protocol):
+    """Call functions on a thread that may use the ORM."""
+
+    def __call__(self, func: Callable[[], R], /) -> Awaitable[R]:
+        """Return what the function returns, or raise what it raises."""
+
+
+class Service(abc.ABC):
+    """Do one kind of work beside the jobs."""
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    async def work(self, call: Call) -> float:
+        """Do what there is to do, and return after how many seconds to look again."""
+
+    async def close(self) -> None:  # noqa: B027 - not every service holds something
+        """Give up what the service holds; called once it works no more."""
+
+
+class ServiceLoop:
+    """Let a service work, pass after pass, on the running loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._news = asyncio.Event()
+        self._failures = 0
+        # Of its own: jobs that fill every lane must not keep a service from working.
+        self._lane = ThreadLanes(1)
+
+    def wake(self) -> None:
+        """Let the service look again without waiting for the end of its pause."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Work until cancelled; raise what is no outage."""
+        self._lane.start()
+        while True:
+            self._news.clear()
+            pause = await self._work_once()
+            try:
+                await asyncio.wait_for(self._news.wait(), pause)
+            except TimeoutError:
+                continue
+
+    async def stop(self, timeout: float) -> None:
+        """Let a pass that is under way end; wait at most ``timeout`` seconds."""
+        await self._service.close()
+        await self._lane.stop(timeout)
+
+    async def _work_once(self) -> float:
+        try:
+            pause = await self._service.work(self._call)
+        except OUTAGES as error:
+            if not self._failures:
+                logger.warning("The %s waits for an outage to end: %s", self._service.name, error)
+            self._failures += 1
+            return min(_FIRST_PAUSE * 2.0 ** min(self._failures, 10), _LONGEST_PAUSE)
+        if self._failures:
+            logger.info("The %s works again", self._service.name)
+        self._failures = 0
+        return pause
+
+    async def _call(self, func: Callable[[], R]) -> R:
+        return await self._lane.submit(partial(with_fresh_connections, func)).future
