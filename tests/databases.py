@@ -192,7 +192,7 @@ def run(name: str, options: list[str]) -> int:
         for server in SERVERS:
             if server.name == name:
                 env["JOBQ_TEST_DATABASE"] = stack.enter_context(database_url(server))
-        command = [sys.executable, "-m", "pytest", "tests/store", *options]
+        command = [sys.executable, "-m", "pytest", "tests/store", "tests/stored", *options]
         return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 

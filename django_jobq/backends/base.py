@@ -141,12 +141,12 @@ class Delivery(abc.ABC):
     async def retry(self, successor: Envelope, delay: float) -> None:
         """Store ``successor`` for ``delay`` seconds at its own priority, then remove this one."""
         with self._settling():
-            await self._replace(self._at_home(successor), delay, front=False)
+            await self._replace(self.at_home(successor), delay, front=False)
 
     async def defer(self, successor: Envelope, delay: float) -> None:
         """Store ``successor`` for ``delay`` seconds at the top level, then remove this one."""
         with self._settling():
-            await self._replace(self._at_home(successor), delay, front=True)
+            await self._replace(self.at_home(successor), delay, front=True)
 
     async def dead_letter(self, cause: Cause, reason: str, final: Envelope | None = None) -> None:
         """File the job as a dead letter, then remove it; ``final`` carries its last errors."""
@@ -158,7 +158,7 @@ class Delivery(abc.ABC):
         with self._settling():
             await self._release()
 
-    def _at_home(self, successor: Envelope) -> Envelope:
+    def at_home(self, successor: Envelope) -> Envelope:
         """Return a successor for the queue it came from, whatever a foreign body says of it."""
         if successor.queue == self.queue:
             return successor

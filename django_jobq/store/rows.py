@@ -167,30 +167,26 @@ def drop(rows: Iterable[StoredJob], *, using: str) -> int:
 
     What is missing in the number is no longer leased as it was, and is or will be published again.
     """
-    by_token: dict[str, list[int]] = defaultdict(list)
-    for row in rows:
-        by_token[row.token].append(row.pk)
     return sum(
         delete(stored_jobs(using).filter(leased(), id__in=part, token=token), using=using)
-        for token, ids in by_token.items()
-        for part in chunks(ids)
+        for token, part in _by_token(rows)
     )
 
 
-def give_back(row: StoredJob, error: str, pause: float, *, using: str) -> bool:
-    """Note that a leased row could not be published; it may be taken again after ``pause``.
+def give_back(rows: Iterable[StoredJob], error: str, pause: float, *, using: str) -> int:
+    """Note that leased rows could not be published, and return how many.
 
-    Return False if it had been taken over.
+    They may be taken again after ``pause`` seconds. Rows that others have taken over stay theirs.
     """
-    mine = stored_jobs(using).filter(id=row.pk, token=row.token)
-    return bool(
-        mine.update(
-            token=new_token(),
-            leased_by="",
-            claimable_at=later(pause),
-            failures=F("failures") + 1,
-            last_error=text(error),
-        )
+    values = {
+        "leased_by": "",
+        "claimable_at": later(pause),
+        "failures": F("failures") + 1,
+        "last_error": text(error),
+    }
+    return sum(
+        stored_jobs(using).filter(id__in=part, token=token).update(token=new_token(), **values)
+        for token, part in _by_token(rows)
     )
 
 
@@ -208,6 +204,15 @@ def chunks(values: Collection[_T]) -> Iterator[Sequence[_T]]:
     values = list(values)
     for start in range(0, len(values), CHUNK):
         yield values[start : start + CHUNK]
+
+
+def _by_token(rows: Iterable[StoredJob]) -> Iterator[tuple[str, Sequence[int]]]:
+    ids: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        ids[row.token].append(row.pk)
+    for token, found in ids.items():
+        for part in chunks(found):
+            yield token, part
 
 
 def _by_size(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

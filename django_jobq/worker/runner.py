@@ -33,6 +33,7 @@ from django_jobq.worker import events
 from django_jobq.worker.attempt import Attempt
 from django_jobq.worker.events import Result
 from django_jobq.worker.executor import Executor
+from django_jobq.worker.holding import Holding
 from django_jobq.worker.outcomes import (
     DeadLettered,
     Deferred,
@@ -58,16 +59,21 @@ _LONGEST_PAUSE = 10.0
 class JobRunner:
     """Process the deliveries of one backend with one executor."""
 
-    def __init__(self, backend: Backend, executor: Executor) -> None:
+    def __init__(
+        self, backend: Backend, executor: Executor, holding: Holding | None = None
+    ) -> None:
         self.stats = WorkerStats()
-        self._backend = backend
-        self._executor = executor
+        self._backend, self._executor = backend, executor
+        self._holding = holding or Holding(backend, executor)
         self.stopping = False
 
     async def process(self, delivery: Delivery) -> Result | None:
         """Run and settle a delivery; return the result of a stuck job, which is not settled yet."""
         try:
             prepared = self._prepare(delivery)
+            if await self._holding.has_successor(delivery):
+                await self._drop(delivery)
+                return None
             if not isinstance(prepared, Result) and not await delivery.begin():
                 return None
         except EnvelopeError as error:
@@ -122,11 +128,17 @@ class JobRunner:
     async def hold(self, delivery: Delivery, delay: float) -> None:
         """Let a job that cannot start now come back later, uncounted."""
         try:
-            await delivery.retry(delivery.envelope, delay)
+            await self._holding.put_back(delivery, delivery.envelope, delay)
         except Exception as error:  # noqa: BLE001 - it stays with the backend
             text = "A job of queue %s was not put aside: %s"
             logger.warning(text, delivery.queue, error, extra=delivery.log_fields)
             await self.hand_back(delivery, counted=False)
+
+    async def _drop(self, delivery: Delivery) -> None:
+        """Remove a job that came again though its next attempt or deferral waits already."""
+        await delivery.ack()
+        text = "A job of queue %s came again after its outcome had been stored; dropped"
+        logger.info(text, delivery.queue, extra=delivery.log_fields)
 
     async def hand_back(self, delivery: Delivery, *, counted: bool = True) -> None:
         """Release a delivery; if that fails too, the backend takes it back with the worker."""
@@ -220,16 +232,19 @@ class JobRunner:
             await delivery.dead_letter(outcome.cause, outcome.reason, final)
             return
         assert envelope is not None
+        put_back = self._holding.put_back
         match outcome:
             case Succeeded():
                 await delivery.ack()
             case Retried(delay):
                 successor = _with_error(_known(envelope), result, with_traceback=False)
-                await delivery.retry(successor.next_attempt(), delay)
-            case Deferred(delay):
-                await delivery.defer(_known(envelope).deferred(), delay)
+                successor, reason = successor.next_attempt(), _reason_of(result)
+                await put_back(delivery, successor, delay, reason=reason)
+            case Deferred(delay, reason):
+                successor = _known(envelope).deferred()
+                await put_back(delivery, successor, delay, front=True, reason=reason)
             case Held(delay):
-                await delivery.retry(envelope, delay)
+                await put_back(delivery, envelope, delay, reason="no such job in the worker")
 
     async def _call_hook(self, result: Result, outcome: DeadLettered) -> None:
         """Call JOBQ_ON_DEAD_LETTER before the job is filed; what it raises changes nothing."""
@@ -277,6 +292,11 @@ def _timeout_of(job: Job[..., Any], envelope: Envelope) -> float | None:
 def _known(envelope: Envelope) -> Envelope:
     """Return an envelope that forgets for how long its job was unknown."""
     return envelope.with_headers(unknown_since=None)
+
+
+def _reason_of(result: Result) -> str:
+    failure = result.execution.failure if result.execution else None
+    return failure.text if failure else ""
 
 
 def _with_error(envelope: Envelope, result: Result, *, with_traceback: bool) -> Envelope:

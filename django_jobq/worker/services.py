@@ -9,9 +9,9 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from django.db import InterfaceError, OperationalError
 
@@ -50,6 +50,36 @@ class Service(abc.ABC):
         """Give up what the service holds; called once it works no more."""
 
 
+class Services:
+    """Keep the services of a worker going, or let each do a pass when it is asked for one."""
+
+    def __init__(self, services: Iterable[Service]) -> None:
+        self._services = list(services)
+        self._loops: list[ServiceLoop] = []
+
+    def start(self) -> list[Coroutine[Any, Any, None]]:
+        """Return what is to run until the worker stops; it raises what is no outage."""
+        self._loops = [ServiceLoop(service) for service in self._services]
+        return [loop.run() for loop in self._loops]
+
+    def wake(self) -> None:
+        """Let the services look again without waiting for the end of their pauses."""
+        for loop in self._loops:
+            loop.wake()
+
+    async def work_once(self, call: Call) -> None:
+        """Let each service do one pass."""
+        for service in self._services:
+            await service.work(call)
+
+    async def stop(self, timeout: float) -> None:
+        """Let the passes that are under way end; wait at most ``timeout`` seconds for each."""
+        for loop in self._loops:
+            await loop.stop(timeout)
+        for service in self._services:
+            await service.close()
+
+
 class ServiceLoop:
     """Let a service work, pass after pass, on the running loop."""
 
@@ -77,7 +107,6 @@ class ServiceLoop:
 
     async def stop(self, timeout: float) -> None:
         """Let a pass that is under way end; wait at most ``timeout`` seconds."""
-        await self._service.close()
         await self._lane.stop(timeout)
 
     async def _work_once(self) -> float:
@@ -86,8 +115,9 @@ class ServiceLoop:
         except OUTAGES as error:
             if not self._failures:
                 logger.warning("The %s waits for an outage to end: %s", self._service.name, error)
+            pause = min(_FIRST_PAUSE * 2.0 ** min(self._failures, 10), _LONGEST_PAUSE)
             self._failures += 1
-            return min(_FIRST_PAUSE * 2.0 ** min(self._failures, 10), _LONGEST_PAUSE)
+            return pause
         if self._failures:
             logger.info("The %s works again", self._service.name)
         self._failures = 0

@@ -27,7 +27,10 @@ from django_jobq.worker.buffer import RoundRobinBuffer
 from django_jobq.worker.ending import Ending
 from django_jobq.worker.events import Result
 from django_jobq.worker.executor import CallerExecutor, Executor, LaneExecutor
+from django_jobq.worker.holding import Holding
+from django_jobq.worker.relay import Relay
 from django_jobq.worker.runner import JobRunner
+from django_jobq.worker.services import Service, Services
 from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.watch import watch_loop
 
@@ -75,7 +78,9 @@ class Worker:
         self._max_jobs = max_jobs
         self._in_process = in_process or on_caller
         self._executor: Executor = CallerExecutor() if on_caller else LaneExecutor(self.concurrency)
-        self._runner = JobRunner(backend, self._executor)
+        self._services = Services(_services_of(backend))
+        holding = Holding(backend, self._executor, self._services.wake)
+        self._runner = JobRunner(backend, self._executor, holding)
         self._running: dict[asyncio.Task[None], Delivery] = {}
         self._pulled = 0
         self._stuck: list[Result] = []
@@ -130,6 +135,8 @@ class Worker:
         work += [self._dispatch(buffer), watch_loop(self._running_async_jobs)]
         if self._burst:
             work.append(self._watch_for_idleness(buffer))
+        else:
+            work += self._services.start()
         return [asyncio.create_task(item) for item in work]
 
     def _running_async_jobs(self) -> list[str]:
@@ -247,6 +254,8 @@ class Worker:
         while looks < 2:
             await asyncio.sleep(_IDLE_LOOK)
             busy = bool(self._running) or len(buffer) > 0
+            if not busy:
+                await self._services.work_once(self._executor.call)
             ready = not busy and await asyncio.to_thread(self._has_ready_jobs)
             # What is pulled between two counts is in neither, and may have put a job back since.
             came, seen = self._pulled != seen, self._pulled
@@ -287,6 +296,7 @@ class Worker:
         for result in self._stuck:
             await self._runner.settle(result)
         await _end(consumer.aclose() for consumer in consumers)
+        await self._services.stop(max(_LEAST_END, self._ending.time_left))
         await self._executor.stop(max(_LEAST_END, self._ending.time_left))
 
     async def _abandon(self) -> None:
@@ -312,6 +322,13 @@ async def _end(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
     for failure in await asyncio.gather(*steps, return_exceptions=True):
         if failure is not None:
             logger.error("Ending a consumer failed; it loses what it held", exc_info=failure)
+
+
+def _services_of(backend: Backend) -> list[Service]:
+    """Return what a worker of this backend does beside running jobs."""
+    if not backend.leaves_storing:
+        return []
+    return [Relay(backend, database) for database in backend.databases]
 
 
 def _refuse_conflicts() -> None:

@@ -95,7 +95,7 @@ def test_what_comes_from_the_outbox_takes_its_place(relayed: bool) -> None:
 def test_what_was_given_back_stays_and_will_be_published() -> None:
     put(JOB)
     (row,) = claim()
-    rows.give_back(row, "refused", 10, using=USING)
+    rows.give_back([row], "refused", 10, using=USING)
     assert not put(JOB, 60)
     elapse(11)
     assert [found.job_id for found in claim()] == [JOB.job_id]
@@ -213,7 +213,7 @@ def test_a_row_of_the_outbox_is_refused(act) -> None:
 def test_a_row_that_was_given_back_is_not(act) -> None:
     put(JOB)
     (row,) = claim()
-    rows.give_back(row, "refused", 600, using=USING)
+    rows.give_back([row], "refused", 600, using=USING)
     assert act([row.pk]) == 1
     assert [found.claimable_at == found.due_at for found in stored()] in ([], [True])
 

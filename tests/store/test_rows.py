@@ -206,7 +206,7 @@ def test_receivers_of_deletes_do_not_come_between_a_row_and_its_token() -> None:
 def test_what_could_not_be_published_is_given_back_for_later(kind: str) -> None:
     put(envelope()) if kind == HOLD else enqueue(envelope())
     (row,) = claim() if kind == HOLD else claim_left()
-    assert rows.give_back(row, "refused", 20, using=USING)
+    assert rows.give_back([row], "refused", 20, using=USING)
     (waiting,) = stored()
     assert (waiting.kind, waiting.leased_by, waiting.failures, waiting.last_error) == (
         kind,
@@ -226,7 +226,7 @@ def test_a_row_that_was_taken_over_is_not_given_back() -> None:
     (late,) = claim()
     elapse(61)
     (row,) = claim()
-    assert not rows.give_back(late, "refused", 20, using=USING)
+    assert not rows.give_back([late], "refused", 20, using=USING)
     assert drop(row) == 1
 
 

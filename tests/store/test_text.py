@@ -34,7 +34,7 @@ def test_hostile_text_is_stored_everywhere(hostile: str, expected: str) -> None:
     assert Envelope.decode(bytes(row.body)) == job
     (claimed,) = claim(owner=hostile)
     assert claimed.leased_by == expected
-    assert rows.give_back(claimed, hostile, 1, using=USING)
+    assert rows.give_back([claimed], hostile, 1, using=USING)
     assert stored()[0].last_error == expected
     elapse(2)
     assert drop(*claim()) == 1

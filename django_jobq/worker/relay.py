@@ -1,0 +1,153 @@
+"""The relay: it publishes what a database has stored once it is due.
+
+1. A row of the outbox that is seen for the first time only gets its grace.
+2. What may be taken is leased, published without waiting for each, and deleted once the transport
+   has confirmed it. What failed goes back, for a pause that grows with every failure.
+3. Then the relay sleeps until the next hold is due, a second at most.
+
+It also publishes what waits from before the settings were changed, so no change of them loses any.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from django_jobq.backends.base import Backend
+from django_jobq.envelope import Envelope
+from django_jobq.exceptions import BackendUnavailable, JobqError
+from django_jobq.store import holds, outbox, rows
+from django_jobq.store.rows import CHUNK, HOLD, OUTBOX, Lease
+from django_jobq.worker.services import Call, Service
+
+if TYPE_CHECKING:
+    from django_jobq.models import StoredJob
+
+logger = logging.getLogger("django_jobq.relay")
+
+# Bounds what a worker holds in memory, whatever waits.
+_BATCH = 200
+_LEASE = timedelta(seconds=60)
+_LONGEST_SLEEP = 1.0
+_SLEEP_WITHOUT_TABLE = 60.0
+_LONGEST_PAUSE = 300.0
+# A transport keeps to publish_timeout itself and knows better what happened.
+_MARGIN = 0.5
+
+
+class Relay(Service):
+    """Publish what one database has stored for one backend."""
+
+    name = "relay"
+
+    def __init__(self, backend: Backend, database: str) -> None:
+        self._backend, self._database = backend, database
+        self._has_table = False
+        self._next_look = 0.0
+        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+
+    async def work(self, call: Call) -> float:
+        """Publish what is due. See sweep()."""
+        return await call(self.sweep)
+
+    def sweep(self) -> float:
+        """Publish what is due, and return the seconds until there may be more."""
+        if not self._has_table and not self._find_table():
+            return _SLEEP_WITHOUT_TABLE
+        full = self._publish(HOLD)
+        if time.monotonic() >= self._next_look:
+            outbox.sight(self._backend.alias, using=self._database)
+            if self._publish(OUTBOX):
+                full = True
+            else:
+                self._next_look = time.monotonic() + _LONGEST_SLEEP
+        if full:
+            return 0.0
+        due = holds.next_due(self._backend.alias, using=self._database)
+        return _LONGEST_SLEEP if due is None else min(due, _LONGEST_SLEEP)
+
+    def _find_table(self) -> bool:
+        """Return whether there may be rows; a project that stores no jobs needs no table."""
+        connection = connections[self._database]
+        stores = self._backend.uses_outbox or self._backend.uses_holds
+        if not stores and connection.vendor == "unknown":  # the dummy of a project without database
+            return False
+        table = rows.stored_jobs(self._database).model._meta.db_table
+        self._has_table = table in connection.introspection.table_names()
+        if stores and not self._has_table:
+            raise ImproperlyConfigured(
+                f"Database {self._database!r} has no table {table!r}: run manage.py migrate"
+                f" --database {self._database}. To do without stored jobs, set OUTBOX to 'off' and"
+                f" HOLDS to 'broker' in {self._backend.settings.path}."
+            )
+        return self._has_table
+
+    def _publish(self, kind: str) -> bool:
+        """Publish rows of a kind, and return whether there may be more that are due."""
+        lease = Lease(owner=self._owner, length=_LEASE, limit=_BATCH)
+        claimed = rows.claim(self._backend.alias, kind, lease, using=self._database)
+        if not claimed:
+            return False
+        answers = [self._submit(row) for row in claimed]
+        concurrent.futures.wait(answers, self._backend.options.publish_timeout + _MARGIN)
+        pairs = list(zip(claimed, map(_error_of, answers), strict=True))
+        confirmed = [row for row, error in pairs if error is None]
+        rows.drop(confirmed, using=self._database)
+        if kind == OUTBOX and confirmed:
+            logger.info("Published %s job(s) that the outbox was left with", len(confirmed))
+        self._give_back([(row, error) for row, error in pairs if error is not None])
+        return len(claimed) == min(_BATCH, CHUNK)
+
+    def _submit(self, row: StoredJob) -> Future[None]:
+        try:
+            envelope = Envelope.decode(bytes(row.body))
+            left = max(0.0, (row.due_at - row.read_at).total_seconds())
+            publish = self._backend.defer if row.front else self._backend.publish
+            return publish(envelope, left)
+        except JobqError as error:
+            failed: Future[None] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _give_back(self, failed: Iterable[tuple[StoredJob, BaseException]]) -> None:
+        """Return rows that were not published; raise if the transport cannot be reached."""
+        outage: BackendUnavailable | None = None
+        alike: dict[tuple[str, int], list[StoredJob]] = defaultdict(list)
+        for row, error in failed:
+            if isinstance(error, BackendUnavailable):
+                outage = error
+            alike[str(error), row.failures].append(row)
+        for (text, failures), group in alike.items():
+            # An outage is waited out by the relay as a whole.
+            pause = 0.0 if outage else min(2.0**failures, _LONGEST_PAUSE)
+            rows.give_back(group, text, pause, using=self._database)
+            if outage is None:
+                logger.warning(
+                    "%s stored job(s) could not be published, again in %.0f s: %s",
+                    len(group),
+                    pause,
+                    text,
+                )
+        if outage is not None:
+            raise outage
+
+
+def _error_of(answer: Future[None]) -> BaseException | None:
+    """Return why a job is not known to be published, or None if it is."""
+    try:
+        return answer.exception(0)
+    except concurrent.futures.CancelledError as error:
+        return error
+    except TimeoutError:
+        return BackendUnavailable("the transport did not confirm in time")
