@@ -62,3 +62,24 @@ class StoredJob(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job} ({self.job_id})"
+
+
+class JobStart(models.Model):
+    """How often a job was started that was delivered again, without any outcome so far."""
+
+    alias = models.CharField(_("backend"), max_length=100)
+    job_id = models.UUIDField(_("job id"))
+    starts = models.PositiveIntegerField(_("starts"))
+    started_at = models.DateTimeField(_("last started"))
+
+    class Meta:
+        verbose_name = _("start without outcome")
+        verbose_name_plural = _("starts without outcome")
+        default_permissions = ("view",)
+        constraints = [
+            models.UniqueConstraint(fields=["job_id", "alias"], name="jobq_jobstart_once"),
+        ]
+        indexes = [models.Index(fields=["started_at"], name="jobq_jobstart_age")]
+
+    def __str__(self) -> str:
+        return f"{self.job_id}: {self.starts}"

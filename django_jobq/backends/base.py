@@ -86,13 +86,13 @@ class DeliveryLimitReached(Exception):
 class Delivery(abc.ABC):
     """Hold one received body until it is settled, once.
 
-    ``deliveries`` counts how often the body was handed out, this time included. Subclasses
-    implement the underscored halves.
+    ``deliveries`` counts how often the body was handed out, this time included; ``is_counted`` is
+    set if the database counts its start. Subclasses implement the underscored halves.
     """
 
     def __init__(self, queue: str, body: bytes, deliveries: int) -> None:
         self.queue, self.body, self.deliveries = queue, body, deliveries
-        self.settled = False
+        self.settled = self.is_counted = False
         self._envelope: Envelope | None = None
 
     @property
@@ -122,13 +122,14 @@ class Delivery(abc.ABC):
 
     @property
     def starts(self) -> int:
-        """Return how often the job was started without any outcome, where that is counted."""
+        """Return how often the job was started without any outcome, where a message tells that."""
         return 0
 
-    async def begin(self) -> bool:
+    async def begin(self, start: int | None = None) -> bool:
         """Note that the job is about to start; return False if it must not start from here.
 
-        That is so when it is no longer this consumer's, or was put back to be counted. Raise
+        That is so when it is no longer this consumer's, or was put back to be counted. ``start`` is
+        which start of a redelivered job it is, if that has been counted already. Raise
         DeliveryLimitReached for a job that was started too often.
         """
         return True
@@ -244,6 +245,11 @@ class Backend(abc.ABC):
     def uses_holds(self) -> bool:
         """Return whether jobs that are not due yet wait in the database."""
         return self.leaves_storing and self.settings.holds == "database"
+
+    @property
+    def stores_jobs(self) -> bool:
+        """Return whether the database remembers jobs of this alias at all."""
+        return self.uses_outbox or self.uses_holds
 
     @property
     def databases(self) -> list[str]:

@@ -59,4 +59,28 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="JobStart",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("alias", models.CharField(max_length=100, verbose_name="backend")),
+                ("job_id", models.UUIDField(verbose_name="job id")),
+                ("starts", models.PositiveIntegerField(verbose_name="starts")),
+                ("started_at", models.DateTimeField(verbose_name="last started")),
+            ],
+            options={
+                "verbose_name": "start without outcome",
+                "verbose_name_plural": "starts without outcome",
+                "default_permissions": ("view",),
+                "indexes": [models.Index(fields=["started_at"], name="jobq_jobstart_age")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("job_id", "alias"), name="jobq_jobstart_once")
+                ],
+            },
+        ),
     ]

@@ -190,7 +190,7 @@ def give_back(rows: Iterable[StoredJob], error: str, pause: float, *, using: str
     )
 
 
-def delete(rows: QuerySet[StoredJob], *, using: str) -> int:
+def delete(rows: QuerySet[Any], *, using: str) -> int:
     """Delete in one statement and return how many.
 
     With a receiver of `post_delete` anywhere, QuerySet.delete() reads the rows first and then

@@ -1,11 +1,16 @@
-"""Database connections of a worker process: kept open between jobs, and checked before use."""
+"""Databases in a worker process: connections stay open between jobs, and outages are waited out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import close_old_connections, connections
+from django.db import InterfaceError, OperationalError, close_old_connections, connections
+
+from django_jobq.exceptions import BackendUnavailable
+
+OUTAGES = (OperationalError, InterfaceError, BackendUnavailable)
+"""What goes away by itself: a database or a broker that does not answer."""
 
 # Django's default of 0 would connect anew for every job, which costs ten times the job's overhead.
 _MAX_AGE = 300

@@ -80,7 +80,7 @@ class Relay(Service):
     def _find_table(self) -> bool:
         """Return whether there may be rows; a project that stores no jobs needs no table."""
         connection = connections[self._database]
-        stores = self._backend.uses_outbox or self._backend.uses_holds
+        stores = self._backend.stores_jobs
         if not stores and connection.vendor == "unknown":  # the dummy of a project without database
             return False
         table = rows.stored_jobs(self._database).model._meta.db_table

@@ -1,10 +1,9 @@
 """One delivery, from its body to its settled outcome.
 
-1. Decode the envelope and find its job; what cannot be decoded is a dead letter, what is not known
-   waits, uncounted, until ``unknown_job_grace`` is over.
-2. Choose the retry policy: of the call, of the job, of the queue, or none.
+1. Decode the envelope and find its job; what cannot be decoded is a dead letter.
+2. A job that was delivered before may be done already; otherwise its start is counted.
 3. Run the attempt, decide its outcome, call the dead-letter hook if it is one.
-4. Settle. The successor carries the last errors; what fails here is logged, counted and comes back.
+4. Settle. What fails here is logged, counted and comes back.
 5. Log the outcome and tell the receivers.
 """
 
@@ -21,36 +20,19 @@ from django.utils.module_loading import import_string
 
 from django_jobq import conf, signals
 from django_jobq.backends.base import Backend, Delivery, DeliveryLimitReached
-from django_jobq.context import JobContext
-from django_jobq.durations import format_seconds
-from django_jobq.envelope import Envelope
-from django_jobq.exceptions import BackendError, EnvelopeError, InvalidJob
-from django_jobq.jobs import Job
-from django_jobq.registry import registry
-from django_jobq.retry import RetryPolicy
-from django_jobq.serialization import load
+from django_jobq.exceptions import BackendError, EnvelopeError
 from django_jobq.worker import events
-from django_jobq.worker.attempt import Attempt
+from django_jobq.worker.databases import OUTAGES
 from django_jobq.worker.events import Result
 from django_jobq.worker.executor import Executor
-from django_jobq.worker.holding import Holding
-from django_jobq.worker.outcomes import (
-    DeadLettered,
-    Deferred,
-    HandedBack,
-    Held,
-    Outcome,
-    Retried,
-    Rules,
-    Succeeded,
-    decide,
-)
+from django_jobq.worker.outcomes import DeadLettered, HandedBack, decide
+from django_jobq.worker.preparation import Prepared, outcome_of_unknown, prepare
+from django_jobq.worker.redelivery import Redeliveries
+from django_jobq.worker.settling import Settling
 from django_jobq.worker.stats import WorkerStats
 
 logger = logging.getLogger("django_jobq.worker")
 
-NO_RETRIES = RetryPolicy.none()
-_UNKNOWN_STEP = 30.0
 # A settle that fails at once would otherwise bring the job back in a tight loop.
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 10.0
@@ -60,33 +42,43 @@ class JobRunner:
     """Process the deliveries of one backend with one executor."""
 
     def __init__(
-        self, backend: Backend, executor: Executor, holding: Holding | None = None
+        self, backend: Backend, executor: Executor, settling: Settling | None = None
     ) -> None:
         self.stats = WorkerStats()
-        self._backend, self._executor = backend, executor
-        self._holding = holding or Holding(backend, executor)
         self.stopping = False
+        self._backend, self._executor = backend, executor
+        self._settling = settling or Settling(backend, executor)
+        self._redeliveries = Redeliveries(backend, executor)
 
     async def process(self, delivery: Delivery) -> Result | None:
         """Run and settle a delivery; return the result of a stuck job, which is not settled yet."""
         try:
-            prepared = self._prepare(delivery)
-            if await self._holding.has_successor(delivery):
-                await self._drop(delivery)
-                return None
-            if not isinstance(prepared, Result) and not await delivery.begin():
+            prepared = prepare(delivery, self._backend)
+            if prepared is None:
+                result = self._unknown(delivery)
+            elif await self._may_begin(delivery):
+                result = await self._run(delivery, prepared)
+            else:
                 return None
         except EnvelopeError as error:
             outcome = DeadLettered("decode", str(error))
-            prepared = Result(delivery=delivery, outcome=outcome, envelope=delivery.known_envelope)
+            result = Result(delivery=delivery, outcome=outcome, envelope=delivery.known_envelope)
         except DeliveryLimitReached as error:
             outcome = DeadLettered("delivery_limit", str(error))
-            prepared = Result(delivery=delivery, outcome=outcome, envelope=delivery.envelope)
-        result = prepared if isinstance(prepared, Result) else await self._run(delivery, *prepared)
+            result = Result(delivery=delivery, outcome=outcome, envelope=delivery.envelope)
         if result.execution is not None and result.execution.stuck:
             return result
         await self.settle(result)
         return None
+
+    async def starts_of(self, delivery: Delivery) -> int:
+        """Return which start of a job it would be that came to nothing so far; 0 for the first."""
+        if not self._redeliveries.concern(delivery):
+            return delivery.starts
+        try:
+            return await self._redeliveries.starts(delivery)
+        except (EnvelopeError, *OUTAGES):  # either shows again when it is to begin
+            return delivery.starts
 
     async def settle(self, result: Result) -> None:
         """Settle a delivery and tell what became of it; failing is logged, never raised.
@@ -105,40 +97,21 @@ class JobRunner:
                 await self.hand_back(result.delivery, counted=False)
                 return
             pause = min(2 * pause, _LONGEST_PAUSE)
+        await self._forget_starts(result.delivery)
         self.stats.count(result.outcome)
         events.log(result)
         await self._tell(result)
 
-    async def _try_to_settle(self, result: Result) -> bool:
-        try:
-            await self._settle(result)
-        except Exception as error:
-            self.stats.settle_failures += 1
-            logger.error(  # noqa: TRY400 - the traceback of an outage tells nothing
-                "Settling a job of queue %s as %s failed: %s",
-                result.delivery.queue,
-                type(result.outcome).__name__,
-                error,
-                exc_info=None if isinstance(error, BackendError) else error,
-                extra=result.log_fields,
-            )
-            return False
-        return True
-
     async def hold(self, delivery: Delivery, delay: float) -> None:
         """Let a job that cannot start now come back later, uncounted."""
         try:
-            await self._holding.put_back(delivery, delivery.envelope, delay)
+            # A copy is not redelivered, so it says itself that it may kill its worker.
+            marked = delivery.envelope.with_headers(starts=delivery.starts or 1)
+            await self._settling.put_back(delivery, marked, delay)
         except Exception as error:  # noqa: BLE001 - it stays with the backend
             text = "A job of queue %s was not put aside: %s"
             logger.warning(text, delivery.queue, error, extra=delivery.log_fields)
             await self.hand_back(delivery, counted=False)
-
-    async def _drop(self, delivery: Delivery) -> None:
-        """Remove a job that came again though its next attempt or deferral waits already."""
-        await delivery.ack()
-        text = "A job of queue %s came again after its outcome had been stored; dropped"
-        logger.info(text, delivery.queue, extra=delivery.log_fields)
 
     async def hand_back(self, delivery: Delivery, *, counted: bool = True) -> None:
         """Release a delivery; if that fails too, the backend takes it back with the worker."""
@@ -147,40 +120,45 @@ class JobRunner:
         except Exception as error:  # noqa: BLE001 - the backend's own redelivery is left
             text = "A job of queue %s was not handed back: %s"
             logger.warning(text, delivery.queue, error, extra=delivery.log_fields)
+        await self._forget_starts(delivery)
         if counted:
             self.stats.count(HandedBack())
 
-    def _prepare(self, delivery: Delivery) -> Result | tuple[Attempt, Envelope, Rules]:
-        envelope = delivery.envelope
-        job = registry.find(envelope.job)
-        if job is None:
-            return self._unknown(delivery, envelope)
-        rules = Rules(
-            policy=self._policy_of(job, envelope), retry_on=job.retry_on, fatal_on=job.fatal_on
-        )
-        context = JobContext(
-            job=envelope.job,
-            attempt=envelope.attempt,
-            max_attempts=rules.policy.max_attempts,
-            job_id=envelope.job_id,
-            queue=envelope.queue,
-            deferrals=envelope.deferrals,
-            priority=envelope.priority,
-            correlation_id=envelope.correlation_id,
-            enqueued_at=envelope.enqueued_at,
-        )
-        attempt = Attempt(
-            job=job,
-            context=context,
-            args=[load(value) for value in envelope.args],
-            kwargs={key: load(value) for key, value in envelope.kwargs.items()},
-            timeout=_timeout_of(job, envelope),
-        )
-        return attempt, envelope, rules
+    async def _may_begin(self, delivery: Delivery) -> bool:
+        """Return whether a delivery is to run here and now, or see to it otherwise."""
+        if not self._redeliveries.concern(delivery):
+            return await delivery.begin()
+        try:
+            if await self._redeliveries.has_successor(delivery):
+                await self._drop(delivery)
+                return False
+            start = await self._redeliveries.count_start(delivery)
+        except OUTAGES as error:
+            text = "A job of queue %s came again and cannot be looked up, so it is handed back: %s"
+            logger.warning(text, delivery.queue, error, extra=delivery.log_fields)
+            await asyncio.sleep(_FIRST_PAUSE)
+            await self.hand_back(delivery, counted=False)
+            return False
+        delivery.is_counted = True
+        return await delivery.begin(start)
 
-    async def _run(
-        self, delivery: Delivery, attempt: Attempt, envelope: Envelope, rules: Rules
-    ) -> Result:
+    async def _drop(self, delivery: Delivery) -> None:
+        """Remove a job that came again though its next attempt or deferral waits already."""
+        await delivery.ack()
+        text = "A job of queue %s came again after its outcome had been stored; dropped"
+        logger.info(text, delivery.queue, extra=delivery.log_fields)
+
+    async def _forget_starts(self, delivery: Delivery) -> None:
+        if not delivery.is_counted:
+            return
+        try:
+            await self._redeliveries.forget(delivery)
+        except OUTAGES as error:
+            text = "The starts of a job of queue %s stay counted for a while: %s"
+            logger.warning(text, delivery.queue, error, extra=delivery.log_fields)
+
+    async def _run(self, delivery: Delivery, prepared: Prepared) -> Result:
+        attempt, envelope, rules = prepared.attempt, prepared.envelope, prepared.rules
         execution = await self._executor.run(attempt)
         text = execution.failure.text if execution.failure else str(execution.error)
         try:
@@ -196,55 +174,26 @@ class JobRunner:
             max_attempts=rules.policy.max_attempts,
         )
 
-    def _policy_of(self, job: Job[..., Any], envelope: Envelope) -> RetryPolicy:
-        called_with = envelope.headers.get("retry")
-        if called_with is not None:
-            try:
-                return RetryPolicy.from_json(called_with)
-            except (InvalidJob, AttributeError, TypeError) as error:
-                raise EnvelopeError(f"malformed envelope: header 'retry': {error}") from error
-        if job.retry is not None:
-            return job.retry
-        configured = (self._backend.settings.queues or {}).get(envelope.queue)
-        return (configured.retry if configured else None) or NO_RETRIES
-
-    def _unknown(self, delivery: Delivery, envelope: Envelope) -> Result:
+    def _unknown(self, delivery: Delivery) -> Result:
         grace = self._backend.options.unknown_job_grace
-        now = time.time_ns() // 1_000_000
-        since = envelope.headers.get("unknown_since")
-        since = since if isinstance(since, int) else now
-        left = grace - max(0, now - since) / 1000
-        if left > 0:
-            outcome: Outcome = Held(min(left, _UNKNOWN_STEP))
-        else:
-            reason = f"no job {envelope.job!r} was registered within {format_seconds(grace)}"
-            outcome = DeadLettered("no_handler", reason)
-        return Result(
-            delivery=delivery,
-            outcome=outcome,
-            envelope=envelope.with_headers(unknown_since=since),
-        )
+        envelope, outcome = outcome_of_unknown(delivery.envelope, grace)
+        return Result(delivery=delivery, outcome=outcome, envelope=envelope)
 
-    async def _settle(self, result: Result) -> None:
-        delivery, envelope, outcome = result.delivery, result.envelope, result.outcome
-        if isinstance(outcome, DeadLettered):
-            final = envelope and _with_error(envelope, result, with_traceback=True)
-            await delivery.dead_letter(outcome.cause, outcome.reason, final)
-            return
-        assert envelope is not None
-        put_back = self._holding.put_back
-        match outcome:
-            case Succeeded():
-                await delivery.ack()
-            case Retried(delay):
-                successor = _with_error(_known(envelope), result, with_traceback=False)
-                successor, reason = successor.next_attempt(), _reason_of(result)
-                await put_back(delivery, successor, delay, reason=reason)
-            case Deferred(delay, reason):
-                successor = _known(envelope).deferred()
-                await put_back(delivery, successor, delay, front=True, reason=reason)
-            case Held(delay):
-                await put_back(delivery, envelope, delay, reason="no such job in the worker")
+    async def _try_to_settle(self, result: Result) -> bool:
+        try:
+            await self._settling.settle(result)
+        except Exception as error:
+            self.stats.settle_failures += 1
+            logger.error(  # noqa: TRY400 - the traceback of an outage tells nothing
+                "Settling a job of queue %s as %s failed: %s",
+                result.delivery.queue,
+                type(result.outcome).__name__,
+                error,
+                exc_info=None if isinstance(error, BackendError) else error,
+                extra=result.log_fields,
+            )
+            return False
+        return True
 
     async def _call_hook(self, result: Result, outcome: DeadLettered) -> None:
         """Call JOBQ_ON_DEAD_LETTER before the job is filed; what it raises changes nothing."""
@@ -278,29 +227,3 @@ def _call_hook(hook: Any, told: dict[str, Any]) -> None:
             function(**told)
     except (Exception, SystemExit, asyncio.CancelledError):
         logger.exception("JOBQ_ON_DEAD_LETTER failed; the job is filed all the same")
-
-
-def _timeout_of(job: Job[..., Any], envelope: Envelope) -> float | None:
-    called_with = envelope.headers.get("timeout")
-    if called_with is None:
-        return job.timeout
-    if not isinstance(called_with, int | float) or called_with <= 0:
-        raise EnvelopeError(f"malformed envelope: header 'timeout' is {called_with!r}")
-    return float(called_with)
-
-
-def _known(envelope: Envelope) -> Envelope:
-    """Return an envelope that forgets for how long its job was unknown."""
-    return envelope.with_headers(unknown_since=None)
-
-
-def _reason_of(result: Result) -> str:
-    failure = result.execution.failure if result.execution else None
-    return failure.text if failure else ""
-
-
-def _with_error(envelope: Envelope, result: Result, *, with_traceback: bool) -> Envelope:
-    failure = result.execution.failure if result.execution else None
-    if failure is None:
-        return envelope
-    return envelope.with_error(failure.to_json(envelope.attempt, with_traceback=with_traceback))

@@ -13,16 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from django.db import InterfaceError, OperationalError
-
-from django_jobq.exceptions import BackendUnavailable
-from django_jobq.worker.databases import with_fresh_connections
+from django_jobq.worker.databases import OUTAGES, with_fresh_connections
 from django_jobq.worker.lanes import ThreadLanes
 
 logger = logging.getLogger("django_jobq.worker")
-
-OUTAGES = (OperationalError, InterfaceError, BackendUnavailable)
-"""What goes away by itself: a database or a broker that does not answer."""
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 15.0

@@ -18,19 +18,17 @@ from typing import Any
 
 from django_jobq.backends.base import Backend, Consumer, Delivery
 from django_jobq.exceptions import (
-    BackendUnavailable,
     ConsumerStopped,
-    InvalidJob,
 )
-from django_jobq.registry import place_of, registry
+from django_jobq.registry import registry
 from django_jobq.worker.buffer import RoundRobinBuffer
 from django_jobq.worker.ending import Ending
 from django_jobq.worker.events import Result
 from django_jobq.worker.executor import CallerExecutor, Executor, LaneExecutor
-from django_jobq.worker.holding import Holding
-from django_jobq.worker.relay import Relay
 from django_jobq.worker.runner import JobRunner
-from django_jobq.worker.services import Service, Services
+from django_jobq.worker.services import Services
+from django_jobq.worker.settling import Settling
+from django_jobq.worker.startup import declare, refuse_conflicts, services_of
 from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.watch import watch_loop
 
@@ -39,8 +37,6 @@ logger = logging.getLogger("django_jobq.worker")
 DEFAULT_CONCURRENCY = 10
 DEFAULT_SHUTDOWN_TIMEOUT = 25.0
 _IDLE_LOOK = 0.02
-_FIRST_CONNECT_PAUSE = 1.0
-_LONGEST_CONNECT_PAUSE = 15.0
 # How long a job that was started twice without an outcome waits to have the worker to itself.
 _ISOLATION_PATIENCE = 60.0
 _PAUSE_AFTER_FAULT = 1.0
@@ -78,9 +74,9 @@ class Worker:
         self._max_jobs = max_jobs
         self._in_process = in_process or on_caller
         self._executor: Executor = CallerExecutor() if on_caller else LaneExecutor(self.concurrency)
-        self._services = Services(_services_of(backend))
-        holding = Holding(backend, self._executor, self._services.wake)
-        self._runner = JobRunner(backend, self._executor, holding)
+        self._services = Services(services_of(backend))
+        settling = Settling(backend, self._executor, self._services.wake)
+        self._runner = JobRunner(backend, self._executor, settling)
         self._running: dict[asyncio.Task[None], Delivery] = {}
         self._pulled = 0
         self._stuck: list[Result] = []
@@ -104,10 +100,10 @@ class Worker:
     async def run(self) -> WorkerStats:
         """Work until stopped and return the counts; raise ConsumerStopped if a queue gave up."""
         self._ending.attach()
-        _refuse_conflicts()
+        refuse_conflicts()
         if self._ending.requested:
             return self.stats
-        await self._declare()
+        await declare(self.backend, self.configs, self._ending)
         if self._ending.requested:
             return self.stats
         self._executor.start()
@@ -147,19 +143,6 @@ class Worker:
     def _prefetch(self, configured: int | None) -> int:
         return 2 * self.concurrency if configured is None else configured
 
-    async def _declare(self) -> None:
-        """Make sure of the queues; wait for a backend that is not there yet."""
-        pause = _FIRST_CONNECT_PAUSE
-        while not self._ending.requested:
-            try:
-                await asyncio.to_thread(self.backend.declare, self.configs)
-            except BackendUnavailable as error:
-                logger.warning("Cannot start yet, next try in %.0f s: %s", pause, error)
-                await self._ending.wait(pause)
-                pause = min(2 * pause, _LONGEST_CONNECT_PAUSE)
-            else:
-                return
-
     # Working
 
     async def _pull(self, queue: str, consumer: Consumer, buffer: RoundRobinBuffer) -> None:
@@ -186,7 +169,7 @@ class Worker:
                 buffer.put(delivery.queue, delivery)
                 return
             started += 1
-            if delivery.starts < 2:
+            if await self._runner.starts_of(delivery) < 2:
                 self._start(delivery, slots)
             elif await self._wait_for_others():
                 await asyncio.wait({self._start(delivery, slots)})
@@ -322,18 +305,3 @@ async def _end(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
     for failure in await asyncio.gather(*steps, return_exceptions=True):
         if failure is not None:
             logger.error("Ending a consumer failed; it loses what it held", exc_info=failure)
-
-
-def _services_of(backend: Backend) -> list[Service]:
-    """Return what a worker of this backend does beside running jobs."""
-    if not backend.leaves_storing:
-        return []
-    return [Relay(backend, database) for database in backend.databases]
-
-
-def _refuse_conflicts() -> None:
-    for first, second in registry.conflicts:
-        raise InvalidJob(
-            f"two functions are registered as job {first.name!r}: {place_of(first.func)} and"
-            f" {place_of(second.func)}"
-        )

@@ -80,6 +80,9 @@ def encode(envelope: Envelope, priority: int, *, held: float = 0.0) -> Message:
         ATTEMPT: min(envelope.attempt, _MOST),
         DEFERRALS: min(envelope.deferrals, _MOST),
     }
+    starts = envelope.headers.get("starts")
+    if isinstance(starts, int):
+        headers[STARTS] = min(starts, _MOST)
     if held > 0:
         headers[NOT_BEFORE] = int((time.time() + held) * 1000)
     return Message(

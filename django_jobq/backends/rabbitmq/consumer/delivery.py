@@ -53,13 +53,13 @@ class RabbitMQDelivery(Delivery):
         counted = starts if isinstance(starts, int) else 0
         return counted + self.redelivered
 
-    async def begin(self) -> bool:
-        """Count the start of a redelivered job; see Delivery.begin()."""
+    async def begin(self, start: int | None = None) -> bool:
+        """Count the start of a redelivered job, unless that is done; see Delivery.begin()."""
         if not self.session.is_alive:
             return False
-        if self.redelivered:
-            if self.starts > self.consumer.backend.options.delivery_limit:
-                raise DeliveryLimitReached(self.starts - 1)
+        if self.redelivered or start is not None:
+            self._refuse_too_many(self.starts if start is None else start)
+        if self.redelivered and start is None:
             copy = await self.consumer.count_start(self)
             if copy is None:
                 return False
@@ -70,6 +70,10 @@ class RabbitMQDelivery(Delivery):
         self.begun = True
         self.consumer.begin(self)
         return True
+
+    def _refuse_too_many(self, start: int) -> None:
+        if start > self.consumer.backend.options.delivery_limit:
+            raise DeliveryLimitReached(start - 1)
 
     def _read_key(self) -> Key | None:
         job_id = self.headers.get(codec.JOB_ID)
