@@ -196,7 +196,7 @@ def delete(rows: QuerySet[Any], *, using: str) -> int:
     With a receiver of `post_delete` anywhere, QuerySet.delete() reads the rows first and then
     deletes by their ids alone, whatever they have become meanwhile.
     """
-    return rows._raw_delete(using)
+    return rows._raw_delete(using) or 0  # None for a condition that no row can meet
 
 
 def chunks(values: Collection[_T]) -> Iterator[Sequence[_T]]:

@@ -130,49 +130,6 @@ def test_the_row_is_committed_before_the_delivery_is_acknowledged(
     assert there == [1]
 
 
-@pytest.mark.contract(116)
-def test_a_delivery_that_comes_again_finds_its_successor_and_is_dropped(
-    storing: StoringBackend, burst: Burst, caplog: pytest.LogCaptureFixture
-) -> None:
-    """So a worker that died between the row and the acknowledgement leaves one chain."""
-    seen = defer_for_an_hour()
-    first = envelope(job="tests.defers")
-    put(first.deferred(), AN_HOUR, front=True)
-    deliver_again(storing, first)
-    with caplog.at_level(logging.INFO):
-        stats = burst()
-
-    assert (seen, stats) == ([], WorkerStats())
-    assert storing.counts("default").ready == 0
-    assert "came again after its outcome had been stored; dropped" in caplog.text
-    (row,) = stored()
-    assert row.deferrals == 1
-
-
-def test_a_delivery_that_comes_again_without_a_successor_runs(
-    storing: StoringBackend, burst: Burst
-) -> None:
-    seen = defer_for_an_hour()
-    deliver_again(storing, envelope(job="tests.defers"))
-    burst()
-
-    assert len(seen) == 1
-
-
-def test_the_first_delivery_asks_the_database_nothing(
-    storing: StoringBackend, burst: Burst, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @job(name="tests.fine")
-    def fine() -> None: ...
-
-    asked: list[object] = []
-    monkeypatch.setattr(holds, "has_successor", lambda *args, **_: asked.append(args))
-    storing.publish(envelope(job="tests.fine"))
-
-    assert burst() == WorkerStats(succeeded=1)
-    assert asked == []
-
-
 @pytest.mark.contract(103)
 def test_a_row_that_the_database_refuses_waits_with_the_transport(
     storing: StoringBackend,
@@ -275,15 +232,3 @@ def in_thread(func: Callable[..., Any], *args: Any) -> Any:
         return func(*args)
     finally:
         connections.close_all()
-
-
-def deliver_again(backend: StoringBackend, job: Envelope) -> None:
-    """Publish a job and let a consumer die with it."""
-    backend.publish(job)
-
-    async def take() -> None:
-        consumer = backend.consume("default", 1)
-        await asyncio.wait_for(anext(consumer), PATIENCE)
-        await consumer.aclose()
-
-    asyncio.run(take())
