@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from django_jobq import conf
 from django_jobq.backends.base import Backend
@@ -35,6 +37,8 @@ def check_jobq(**_: Any) -> list[checks.CheckMessage]:
             backends[alias] = build(entry)
         except (ImproperlyConfigured, JobqError) as error:
             found.append(_error("E002", str(error), f"Correct JOBQ[{alias!r}]."))
+    found.extend(_check_databases(backends))
+    found.extend(_check_similar_aliases(backends))
     found.extend(_check_production(backends))
     found.extend(_check_conflicts())
     for alias, backend in backends.items():
@@ -56,6 +60,33 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
             f"The setting {name} is read by nothing.",
             f"Correct its name{suggestion}",
         )
+
+
+def _check_databases(backends: dict[str, Backend]) -> Iterator[checks.CheckMessage]:
+    known = connections.settings
+    for alias, backend in backends.items():
+        for database in backend.databases:
+            if database not in known:
+                key = "DATABASE" if database == backend.settings.database else "OUTBOX_DATABASES"
+                yield _error(
+                    "E010",
+                    f"JOBQ[{alias!r}][{key!r}]: DATABASES has no alias {database!r}.",
+                    f"Correct its name{suggest(database, known)}",
+                )
+
+
+def _check_similar_aliases(backends: dict[str, Backend]) -> Iterator[checks.CheckMessage]:
+    """Find aliases that MariaDB takes for the same one, and would give each other's jobs."""
+    storing = [item for item in backends.items() if item[1].uses_outbox or item[1].uses_holds]
+    for (first, one), (second, other) in itertools.combinations(storing, 2):
+        shared = [name for name in one.databases if name in other.databases]
+        if shared and first.casefold() == second.casefold():
+            yield _error(
+                "E011",
+                f"JOBQ[{first!r}] and JOBQ[{second!r}] store jobs in database {shared[0]!r} and"
+                " differ only in case.",
+                "Give one of them another name.",
+            )
 
 
 def _check_production(backends: dict[str, Backend]) -> Iterator[checks.CheckMessage]:

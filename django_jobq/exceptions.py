@@ -78,12 +78,17 @@ class UnknownBackend(JobqError):
 
 
 class UnknownDatabase(JobqError):
-    """Report a database alias that cannot release jobs."""
+    """Report a database alias that cannot release jobs, or not those of ``backend``."""
 
-    def __init__(self, database: str, known: Iterable[str]) -> None:
+    def __init__(self, database: str, known: Iterable[str], *, backend: str | None = None) -> None:
         self.database, self.known = database, sorted(known)
         names = ", ".join(self.known) or "none"
-        super().__init__(f"DATABASES has no alias {database!r} (known: {names})")
+        super().__init__(
+            f"DATABASES has no alias {database!r} (known: {names})"
+            if backend is None
+            else f"no worker of backend {backend!r} looks after jobs that are stored in database"
+            f" {database!r} (known: {names}); add it to JOBQ[{backend!r}]['OUTBOX_DATABASES']"
+        )
 
 
 class EnvelopeError(JobqError):

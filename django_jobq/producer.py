@@ -1,24 +1,37 @@
 """From an envelope to a backend: at once, or when the database transaction commits.
 
 1. Every publication is checked (queue, priority, size, database) before anything is sent.
-2. Outside a transaction, or with ``on_commit=False``, it is submitted and its confirm awaited, for
-   as long as OPTIONS["publish_timeout"] says: once, however many jobs are enqueued together.
-3. Inside one, it waits for the commit of the connection whose commit counts; see commits.py.
+2. What the database keeps is stored: jobs of a transaction, and delayed ones; see release.py.
+3. Outside a transaction, or with ``on_commit=False``, it is submitted and its confirm awaited, for
+   as long as OPTIONS["publish_timeout"] says: once, however many jobs are enqueued together. What a
+   transport that is not available could not take is stored.
+4. Inside one, it waits for the commit of the connection whose commit counts; see commits.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.asyncio import async_unsafe
 
+from django_jobq import deposits
 from django_jobq.backends.base import Backend
 from django_jobq.commits import publish_at_commit
-from django_jobq.publication import Batch, EnqueuedJob, Publication, announce, check
+from django_jobq.publication import (
+    Batch,
+    Checked,
+    EnqueuedJob,
+    Publication,
+    announce,
+    check,
+    is_listened_to,
+)
+from django_jobq.release import Commit, Row
 
 _observers: list[Callable[[Backend], None]] = []
 
@@ -69,36 +82,39 @@ def _begin(publications: Sequence[Publication]) -> Batch:
     for backend in {item.backend.alias: item.backend for item in batch.items}.values():
         for observer in _observers:
             observer(backend)
+    deposits.store(batch.items)
     for item in batch.items:
-        if item.connection is None:
+        if item.release.is_immediate:
             batch.submit(item)
-    for connection in {id(item.connection): item.connection for item in batch.items}.values():
-        if connection is not None:
-            mine = [item for item in batch.items if item.connection is connection]
-            publish_at_commit(connection, mine)
+    _register_hooks(batch.items)
     return batch
+
+
+def _register_hooks(items: Sequence[Checked]) -> None:
+    """Let each commit release what waits for it; of what is held it only tells."""
+    waiting: dict[BaseDatabaseWrapper, list[Checked]] = defaultdict(list)
+    for item in items:
+        release = item.release
+        if release.connection is None or release.commit is not Commit.HOOKED:
+            continue
+        if release.row is not Row.HOLD or is_listened_to(item):
+            waiting[release.connection].append(item)
+    for connection, mine in waiting.items():
+        publish_at_commit(connection, mine)
 
 
 def _finish(batch: Batch) -> list[EnqueuedJob]:
     """Raise what the transport said, or tell what was accepted."""
-    handles = []
+    deposits.store_undelivered(batch.items)
     errors = []
     for item in batch.items:
-        if item.connection is None:
-            error = item.error()
-            if error is not None:
-                errors.append(error)
-                continue
+        if item.release.awaits_commit:
+            continue
+        error = item.error()
+        if error is None:
             announce(item)
-        envelope = item.publication.envelope
-        handles.append(
-            EnqueuedJob(
-                id=envelope.job_id,
-                job=envelope.job,
-                queue=envelope.queue,
-                enqueued_at=dt.datetime.now(dt.UTC) if item.connection is None else None,
-            )
-        )
+        else:
+            errors.append(error)
     if errors:
         raise errors[0]
-    return handles
+    return [item.accepted() for item in batch.items]

@@ -11,11 +11,7 @@ import time
 import uuid
 from concurrent.futures import Future
 
-from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.transaction import TransactionManagementError
-
-from django_jobq import signals
+from django_jobq import release, signals
 from django_jobq.backends.base import Backend
 from django_jobq.backends.handler import backends
 from django_jobq.envelope import Envelope, log_fields
@@ -23,9 +19,9 @@ from django_jobq.exceptions import (
     BackendUnavailable,
     InvalidDuration,
     PayloadTooLarge,
-    UnknownDatabase,
 )
 from django_jobq.registry import registry
+from django_jobq.release import Release
 
 logger = logging.getLogger("django_jobq.producer")
 
@@ -58,21 +54,39 @@ class Publication:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Checked:
-    """Hold a publication that passed every check, with what its checks looked up."""
+    """Hold a publication that passed every check, with what its checks looked up.
+
+    ``token`` marks its row, if it is stored.
+    """
 
     publication: Publication
     backend: Backend
-    connection: BaseDatabaseWrapper | None
+    release: Release
     due: float
+    token: str | None = None
     future: Future[None] | None = None
+
+    @property
+    def key(self) -> tuple[str, uuid.UUID]:
+        """Return what tells its row from others."""
+        return self.backend.alias, self.publication.envelope.job_id
+
+    @property
+    def left(self) -> float:
+        """Return what is left of the delay."""
+        delay = self.publication.delay
+        return max(0.0, self.due - time.monotonic()) if delay else delay
 
     def submit(self) -> None:
         """Hand the job to its backend, with what is left of its delay."""
-        envelope, left = self.publication.envelope, self.publication.delay
-        if self.connection is not None and left:
-            left = max(0.0, self.due - time.monotonic())
         store = self.backend.defer if self.publication.front else self.backend.publish
-        self.future = store(envelope, left)
+        delay = self.left if self.release.awaits_commit else self.publication.delay
+        self.future = store(self.publication.envelope, delay)
+
+    def fail(self, error: BaseException) -> None:
+        """Let the job have an answer that is none of its backend's."""
+        self.future = Future()
+        self.future.set_exception(error)
 
     @property
     def is_late(self) -> bool:
@@ -93,6 +107,16 @@ class Checked:
                 f"the transport did not confirm within {limit:g} s; whether it has the job is not"
                 " known"
             )
+
+    def accepted(self) -> EnqueuedJob:
+        """Return what the caller gets of an accepted job."""
+        envelope = self.publication.envelope
+        return EnqueuedJob(
+            id=envelope.job_id,
+            job=envelope.job,
+            queue=envelope.queue,
+            enqueued_at=None if self.release.awaits_commit else dt.datetime.now(dt.UTC),
+        )
 
 
 @dataclasses.dataclass(slots=True)
@@ -117,8 +141,7 @@ class Batch:
         except Exception as error:  # noqa: BLE001 - the caller asks for it when all are submitted
             if isinstance(error, BackendUnavailable):
                 self.unavailable[item.backend.alias] = error
-            item.future = Future()
-            item.future.set_exception(error)
+            item.fail(error)
         self.spent += time.monotonic() - began
 
     def unanswered(self) -> list[Future[None]]:
@@ -154,41 +177,24 @@ def check(publication: Publication) -> Checked:
     return Checked(
         publication=publication,
         backend=backend,
-        connection=_connection_of(publication, backend) if publication.on_commit else None,
+        release=release.decide(
+            backend,
+            database=publication.database,
+            on_commit=publication.on_commit,
+            delayed=publication.delay > 0,
+        ),
         due=time.monotonic() + publication.delay,
     )
 
 
-def _connection_of(publication: Publication, backend: Backend) -> BaseDatabaseWrapper | None:
-    """Return the connection whose commit releases the job, or None to publish at once.
-
-    Nothing connects here: a connection that is not open has no transaction.
-    """
-    alias = backend.settings.database if publication.database is None else publication.database
-    if alias not in connections.settings:
-        raise UnknownDatabase(alias, connections.settings)
-    connection = connections[alias]
-    # Inside atomic() with autocommit off, Django runs no hooks at the commit.
-    if connection.in_atomic_block and connection.commit_on_exit:
-        return connection
-    is_open = connection.connection is not None
-    if connection.autocommit if is_open else connection.settings_dict.get("AUTOCOMMIT", True):
-        return None
-    raise TransactionManagementError(
-        f"Autocommit is off on database {alias!r}, so there is no commit that would release the"
-        " job. Turn it on and use transaction.atomic(), or enqueue after your own commit with"
-        " .using(on_commit=False)."
-    )
-
-
-def report(item: Checked, error: BaseException, what: str = "was NOT published") -> None:
+def report(item: Checked, error: BaseException) -> None:
     """Log a job that was lost after its commit, and tell the receivers of job_enqueue_failed."""
     envelope = item.publication.envelope
     logger.error(
         "Job %s (%s) %s after its transaction committed: %s",
         envelope.job,
         envelope.job_id,
-        what,
+        "may not have been published" if item.is_late else "was NOT published",
         error,
         exc_info=error,
         extra=log_fields(envelope, envelope.queue),
@@ -202,13 +208,17 @@ def report(item: Checked, error: BaseException, what: str = "was NOT published")
     )
 
 
+def is_listened_to(item: Checked) -> bool:
+    """Return whether anybody wants to be told that a job is accepted."""
+    return signals.job_enqueued.has_listeners(registry.find(item.publication.envelope.job))
+
+
 def announce(item: Checked) -> None:
     """Tell the receivers of job_enqueued."""
-    sender = registry.find(item.publication.envelope.job)
-    if signals.job_enqueued.has_listeners(sender):
+    if is_listened_to(item):
         signals.send(
             signals.job_enqueued,
-            sender,
+            registry.find(item.publication.envelope.job),
             envelope=item.publication.envelope,
             delay=item.publication.delay,
             backend=item.backend.alias,

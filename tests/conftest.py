@@ -18,6 +18,7 @@ from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
 from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import Worker
+from tests.remote import Told
 
 # The run on each database has a record of its own; the map reads all of them.
 _DATABASE: str = settings.DATABASES["stored"]["ENGINE"].rpartition(".")[2]
@@ -54,6 +55,14 @@ def clocked(clock: ManualClock) -> MemoryBackend:
     settings = AliasSettings(alias="default", backend="memory")
     backend = backends._backends["default"] = MemoryBackend(settings, clock=clock)
     return backend
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """Return what the signals of the producer tell."""
+    told = Told()
+    with told.listening():
+        yield told
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ REQUIRED = "1-70 72-88 91-114 116 118-131 133-160 168 171-174 195-202"
 # are pure functions (34-39, 78, 83-86, 90, 94-96) and what is told of jobs (195-202): no transport
 # takes part in them.
 _TOGETHER = "1-17 19-33 40-45 47-70 72-74 77 79-82 87-88 91-93 97-113 115-116 118-119"
-# What is known of stored jobs, checked on each database.
-_STORED = "160 168 171-174"
+# What is promised of stored jobs, checked on each database.
+_STORED = "47 49 51 160 168 171-174"
 PER_BACKEND = {
     # A process that dies takes the jobs of this backend with it, so no other one sees them.
     "memory": f"{_TOGETHER} 120-131 133",

@@ -273,3 +273,47 @@ def test_e008_names_the_known_settings_when_none_is_near() -> None:
 @override_settings(JOBQ_AUTODISCOVER=None, JOBQ_ON_DEAD_LETTER=None)
 def test_e008_leaves_the_known_settings_alone() -> None:
     assert found(default=MEMORY) == []
+
+
+STORING = {"BACKEND": "tests.remote.StoringBackend"}
+
+
+@pytest.mark.contract(90)
+@pytest.mark.parametrize("entry", [MEMORY, STORING])
+def test_e010_a_database_that_does_not_exist(entry: dict[str, Any]) -> None:
+    assert found(default={**entry, "DATABASE": "othr", "OUTBOX_DATABASES": ["default", "x"]}) == [
+        (
+            "jobq.E010",
+            "JOBQ['default']['DATABASE']: DATABASES has no alias 'othr'.",
+            "Correct its name; did you mean 'other'?",
+        ),
+        (
+            "jobq.E010",
+            "JOBQ['default']['OUTBOX_DATABASES']: DATABASES has no alias 'x'.",
+            "Correct its name; known: default, other, stored",
+        ),
+    ]
+
+
+def test_e010_known_databases_pass() -> None:
+    assert found(default={**STORING, "DATABASE": "other", "OUTBOX_DATABASES": ["stored"]}) == []
+
+
+def test_e011_aliases_that_differ_only_in_case() -> None:
+    another = {**STORING, "DATABASE": "other", "OUTBOX": "off"}
+    shared = {"OUTBOX_DATABASES": ["other"]}
+    assert found(default=MEMORY, mail=another, Mail={**STORING, **shared}) == [
+        (
+            "jobq.E011",
+            "JOBQ['mail'] and JOBQ['Mail'] store jobs in database 'other' and differ only in case.",
+            "Give one of them another name.",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [MEMORY, {**STORING, "DATABASE": "other"}, {**STORING, "OUTBOX": "off", "HOLDS": "broker"}],
+)
+def test_e011_is_silent_where_no_table_is_shared(entry: dict[str, Any]) -> None:
+    assert found(default=MEMORY, mail=STORING, Mail=entry) == []

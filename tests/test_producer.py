@@ -9,9 +9,7 @@ import threading
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ from django.test import AsyncClient, Client, TestCase, override_settings
 from django.urls import path
 
 from django_jobq import aenqueue_many, commits, enqueue_many, job, producer, publication, signals
-from django_jobq.backends.base import Backend, Consumer, Counts
+from django_jobq.backends.base import Backend
 from django_jobq.backends.handler import backends
 from django_jobq.conf import MEMORY_BACKEND
 from django_jobq.envelope import Envelope
@@ -40,145 +38,23 @@ from django_jobq.exceptions import (
     UnknownQueue,
 )
 from django_jobq.publication import Publication
-from django_jobq.queues import QueueConfig
 from tests.app.jobs import note
 from tests.app.models import Row
+from tests.remote import (
+    DEADLINE,
+    RemoteBackend,
+    Told,
+    answer_at,
+    fail_with,
+    hang,
+    never_answer,
+    refuse_bad,
+)
 
 MEMORY = {"BACKEND": MEMORY_BACKEND}
-DEADLINE = 5.0
-
 committing = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-
-class RemoteBackend(Backend):
-    """Be a transport that confirms later and from a thread of its own, as a broker does.
-
-    What it is sent has no answer until `settle_all()`. `on_submit` is called after each job, on the
-    thread that sends it.
-    """
-
-    driver = "remote"
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.sent: list[tuple[Envelope, float, bool]] = []
-        self.futures: list[Future[None]] = []
-        self.threads: list[threading.Thread] = []
-        self._unanswered: SimpleQueue[Future[None]] = SimpleQueue()
-        self.on_submit: Callable[[RemoteBackend], None] = lambda backend: backend.settle_all()
-        self.is_closed = False
-
-    @property
-    def texts(self) -> list[str]:
-        """Return the first argument of everything that was sent."""
-        return [str(envelope.args[0]) for envelope, _, _ in self.sent]
-
-    def declare(self, queues: Iterable[QueueConfig]) -> None:
-        raise AssertionError("the producer declares nothing")
-
-    def _submit(self, envelope: Envelope, delay: float, *, front: bool) -> Future[None]:
-        if self.is_closed:
-            raise ShutDown(self.alias, self.driver)
-        future: Future[None] = Future()
-        self.sent.append((envelope, delay, front))
-        self.futures.append(future)
-        self._unanswered.put(future)
-        self.on_submit(self)
-        return future
-
-    def settle_all(self, error: BaseException | None = None, *, wait: bool = False) -> None:
-        """Answer everything that has no answer yet, on another thread."""
-
-        def answer() -> None:
-            with contextlib.suppress(Empty):
-                while True:
-                    future = self._unanswered.get_nowait()
-                    if error is None:
-                        future.set_result(None)
-                    else:
-                        future.set_exception(error)
-
-        thread = threading.Thread(target=answer)
-        self.threads.append(thread)
-        thread.start()
-        if wait:
-            thread.join(DEADLINE)
-
-    def consume(self, queue: str, prefetch: int) -> Consumer:
-        raise AssertionError("nobody consumes here")
-
-    def counts(self, queue: str) -> Counts:
-        return Counts()
-
-    def clear(self, queue: str) -> int:
-        return 0
-
-    def close(self) -> None:
-        self.is_closed = True
-        for thread in self.threads:
-            thread.join(DEADLINE)
-
-
-REMOTE = {"BACKEND": f"{__name__}.RemoteBackend"}
-
-
-def fail_with(error: BaseException, count: int = 1) -> Callable[[RemoteBackend], None]:
-    """Refuse everything, once so many jobs were sent."""
-
-    def on_submit(backend: RemoteBackend) -> None:
-        if len(backend.futures) >= count:
-            backend.settle_all(error, wait=True)
-
-    return on_submit
-
-
-def never_answer(backend: RemoteBackend) -> None:
-    """Leave everything without an answer."""
-
-
-def hang(_: RemoteBackend) -> None:
-    """Answer no sooner than the time is up, and then only that there is none."""
-    time.sleep(0.05)
-    raise BackendUnavailable("no answer")
-
-
-def answer_at(
-    count: int, unless: Callable[[], object] = lambda: False
-) -> Callable[[RemoteBackend], None]:
-    """Answer nothing before so many jobs were sent, ``unless`` it is too late anyway."""
-
-    def on_submit(backend: RemoteBackend) -> None:
-        if len(backend.futures) >= count or unless():
-            backend.settle_all()
-
-    return on_submit
-
-
-class Told:
-    """Record what the signals tell, and on which thread."""
-
-    def __init__(self) -> None:
-        self.enqueued: list[str] = []
-        self.failed: list[tuple[str, BaseException]] = []
-        self.threads: set[threading.Thread] = set()
-
-    def note_enqueued(self, envelope: Envelope, **_: Any) -> None:
-        self.enqueued.append(str(envelope.args[0]))
-        self.threads.add(threading.current_thread())
-
-    def note_failed(self, envelope: Envelope, error: BaseException, **_: Any) -> None:
-        self.failed.append((str(envelope.args[0]), error))
-        self.threads.add(threading.current_thread())
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    told = Told()
-    signals.job_enqueued.connect(told.note_enqueued)
-    signals.job_enqueue_failed.connect(told.note_failed)
-    yield told
-    signals.job_enqueued.disconnect(told.note_enqueued)
-    signals.job_enqueue_failed.disconnect(told.note_failed)
+REMOTE = {"BACKEND": "tests.remote.RemoteBackend"}
 
 
 @pytest.fixture
@@ -393,13 +269,6 @@ def test_a_refusal_of_one_job_keeps_all_from_being_sent(
     with pytest.raises(error):
         enqueue_many(items())
     assert remote.sent == []
-
-
-def refuse_bad(error: BaseException) -> Callable[[RemoteBackend], None]:
-    """Refuse the job called bad and accept the others."""
-    return lambda backend: backend.settle_all(
-        error if backend.texts[-1] == "bad" else None, wait=True
-    )
 
 
 @pytest.mark.contract(49, 195)

@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 _TRIES = 5
 
 
-def new(alias: str, jobs: Iterable[NewJob], *, using: str) -> None:
-    """Hold jobs that nobody has seen yet; called in the caller's transaction."""
+def new(alias: str, jobs: Iterable[NewJob], *, using: str) -> str:
+    """Hold jobs that nobody has seen yet, in the caller's transaction, and return their token."""
     token = new_token()
     insert((fields(alias, job, HOLD, token) for job in jobs), using=using)
+    return token
 
 
 def put(alias: str, job: NewJob, *, reason: str = "", using: str) -> bool:
