@@ -16,7 +16,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from django_jobq.backends.base import Backend, Counts
 from django_jobq.backends.handler import backends
-from django_jobq.exceptions import BackendError, JobqError, PublishFailed, UnknownQueue
+from django_jobq.exceptions import BackendError, JobqError, PublishFailed
 from django_jobq.store import census
 from django_jobq.store.census import Stored
 
@@ -120,11 +120,11 @@ class _Reader:
         )
 
     def _counts(self, name: str) -> tuple[Counts, str | None]:
-        missing = Counts(ready=0, consumers=0)
-        try:
-            counts = self._ask(lambda: self._backend.counts(name), missing=missing)
-        except UnknownQueue:
+        """Return what the transport says of a queue, and what is to be said of that."""
+        if name not in self._backend.queues:
             return Counts(), _NOT_NAMED
+        missing = Counts(ready=0, consumers=0)
+        counts = self._ask(lambda: self._backend.counts(name), missing=missing)
         return counts or Counts(), _NOT_THERE if counts is missing else None
 
     def _ask(self, question: Callable[[], T | None], missing: T) -> T | None:
@@ -160,5 +160,8 @@ class _Reader:
 def _database_problem(using: str, error: Exception) -> str:
     """Return why a database cannot be read, in one line."""
     if isinstance(error, Error) and census.is_not_migrated(using=using):
-        return f"database {using!r} has no table of stored jobs; run manage.py migrate"
+        return (
+            f"database {using!r} has no table of stored jobs; run manage.py migrate --database"
+            f" {using}"
+        )
     return f"database {using!r}: {' '.join(str(error).split())}"

@@ -15,7 +15,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_jobq import conf, durations
+from django_jobq import conf
 from django_jobq.backends.handler import backends
 from django_jobq.exceptions import UnknownBackend
 from django_jobq.queues import suggest
@@ -134,8 +134,16 @@ def _cells(queue: QueueStatus) -> tuple[str, ...]:
     numbers = (queue.ready, queue.held, queue.undelivered, queue.dead, queue.consumers)
     cells = ["-" if number is None else str(number) for number in numbers]
     if queue.oldest_undelivered is not None:
-        cells[2] += f" (oldest {durations.format_seconds(queue.oldest_undelivered)})"
+        cells[2] += f" (oldest {_age(queue.oldest_undelivered)})"
     return (queue.name, *cells)
+
+
+def _age(seconds: float) -> str:
+    """Return whole units, as durations are written in code."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
