@@ -46,10 +46,11 @@ from django_jobq.backends.handler import backends, build
 from django_jobq.backends.memory import MemoryBackend, MemoryDeadLetter, MemoryOptions
 from django_jobq.call_options import CallOptions
 from django_jobq.envelope import Envelope
-from django_jobq.management.commands import runworker
+from django_jobq.management.commands import jobq_enqueue, jobq_status, runworker
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
 from django_jobq.retry import RetryPolicy
+from django_jobq.status import BackendStatus, QueueStatus
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -278,12 +279,12 @@ def our_loggers() -> set[str]:
     return found_in_sources(r'getLogger\("(django_jobq\.\w+)"\)')
 
 
-def command_options() -> set[str]:
+def command_options(module: types.ModuleType) -> set[str]:
     def options(command: BaseCommand) -> set[str]:
-        parser = command.create_parser("manage.py", "runworker")
+        parser = command.create_parser("manage.py", "command")
         return {text for action in parser._actions for text in action.option_strings}
 
-    return options(runworker.Command()) - options(BaseCommand())
+    return options(module.Command()) - options(BaseCommand())
 
 
 def exit_statuses() -> set[str]:
@@ -315,7 +316,7 @@ def rows(text: str) -> dict[str, str]:
     return found
 
 
-SETTINGS, JOBS = "reference/settings", "reference/jobs"
+SETTINGS, JOBS, COMMANDS = "reference/settings", "reference/jobs", "reference/commands"
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,11 @@ SETTINGS, JOBS = "reference/settings", "reference/jobs"
         ("reference/signals", "# Signals", set(our_signals())),
         ("reference/exceptions", "## What the library raises", set(classes_of(exceptions))),
         ("reference/exceptions", "## What a job raises", set(classes_of(control))),
-        ("reference/commands", "## `runworker`", command_options()),
+        (COMMANDS, "## `runworker`", command_options(runworker)),
+        (COMMANDS, "## `jobq_enqueue`", command_options(jobq_enqueue)),
+        (COMMANDS, "## `jobq_status`", command_options(jobq_status)),
+        (COMMANDS, "### Keys of a backend", fields(BackendStatus) - {"alias"} | {"status"}),
+        (COMMANDS, "### Keys of a queue", fields(QueueStatus) - {"name"}),
         ("reference/wire_format", "## Fields", fields(Envelope) | {"version"}),
         ("reference/wire_format", "## Headers", headers()),
         ("reference/wire_format", "## Tagged types", set(serialization._READERS)),
@@ -480,6 +485,11 @@ def test_every_check_has_a_heading() -> None:
 def test_the_exit_statuses_are_listed(name: str) -> None:
     found = re.findall(r"^\| (\d+) \|", section(name, _exit_heading(name)), re.MULTILINE)
     assert set(found) == {"0", "1", *exit_statuses()}
+
+
+def test_the_exit_status_of_the_status_command_is_told() -> None:
+    text = section(COMMANDS, "### When something cannot be read")
+    assert f"**{jobq_status.EXIT_UNAVAILABLE}**" in text
 
 
 def _exit_heading(name: str) -> str:

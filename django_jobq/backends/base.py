@@ -58,12 +58,13 @@ def attempts_made(envelope: Envelope | None, cause: Cause) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Count the jobs of a queue; None where the transport cannot tell."""
+    """Count the jobs of a queue and who consumes it; None where the transport cannot tell."""
 
     ready: int | None = None
     held: int | None = None
     reserved: int | None = None
     dead: int | None = None
+    consumers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +305,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def counts(self, queue: str) -> Counts:
         """Count the jobs of a queue."""
+
+    def unfiled(self) -> int | None:
+        """Count the dead letters beside all queues, which wait to be filed; None without such."""
+        return None
 
     @abc.abstractmethod
     def clear(self, queue: str) -> int:

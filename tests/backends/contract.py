@@ -314,6 +314,9 @@ class BackendContract(BackendHooks):
         told = (counts.ready, counts.held, counts.reserved, counts.dead)
         for value, expected in zip(told, (1, 1, 1, 1), strict=True):
             assert value in (expected, None)
+        assert counts.consumers in (1, None)
+        await consumer.aclose()
+        await self.until(lambda: backend.counts("a").consumers in (0, None))
 
     # Settling
 

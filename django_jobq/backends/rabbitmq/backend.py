@@ -118,10 +118,18 @@ class RabbitMQBackend(Backend):
         return self._publish(config, route, codec.encode(envelope, priority, held=delay))
 
     def counts(self, queue: str) -> Counts:
-        """Count the ready jobs of a queue; the broker tells no more without its management."""
+        """Count ready jobs and consumers; the broker tells no more without its management."""
         self._check_open()
-        (ready,) = self._ask([operations.count(self.topology.work_queue(self.queue(queue)))])
-        return Counts(ready=ready)
+        work = self.topology.work_queue(self.queue(queue))
+        [(ready, consumers)] = self._ask([operations.count(work)])
+        return Counts(ready=ready, consumers=consumers)
+
+    def unfiled(self) -> int:
+        """Count the dead letters, and what came out of a hold and found no queue."""
+        self._check_open()
+        queues = (self.topology.dead, self.topology.lost)
+        answers = self._ask([operations.count(queue) for queue in queues])
+        return sum(messages for messages, _ in answers)
 
     def clear(self, queue: str) -> int:
         """Remove the ready jobs of a queue and return how many; what is held stays."""

@@ -41,12 +41,12 @@ def check(declarations: Iterable[Declaration]) -> list[Operation]:
 
 
 def count(queue: str) -> Operation:
-    """Return the operation that tells how many messages of a queue are ready."""
+    """Return the operation that tells how many messages and consumers a queue has."""
     return Operation(
         method="queue_declare",
         arguments={"queue": queue, "passive": True},
         text=f"counting queue {queue!r}",
-        read=lambda answer: answer.method.message_count,
+        read=lambda answer: (answer.method.message_count, answer.method.consumer_count),
     )
 
 

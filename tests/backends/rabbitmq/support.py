@@ -276,28 +276,33 @@ def wait_until(condition: Callable[[], object], patience: float = PATIENCE) -> N
         time.sleep(0.02)
 
 
+def environment_of(backend: RabbitMQBackend, **keys: Any) -> dict[str, str]:
+    """Return the environment of a process whose default alias is like a backend, but for keys."""
+    setting = {
+        "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+        "OUTBOX": "off",
+        "HOLDS": "broker",
+        "URL": backend.settings.url,
+        "QUEUES": {
+            config.name: {"prefetch": config.prefetch} for config in backend.queues.values()
+        },
+        "OPTIONS": dict(backend.settings.options),
+        **keys,
+    }
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.backends.rabbitmq.project",
+        "JOBQ_TEST_SETTING": json.dumps({"default": setting}),
+    }
+
+
 class WorkerProcess:
     """Run ``manage.py runworker`` in a process of its own; use it as a context."""
 
     def __init__(self, backend: RabbitMQBackend, folder: Path, *arguments: str) -> None:
         self._arguments = arguments
         self.notes, self._log = folder / "notes", folder / "log"
-        setting = {
-            "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
-            "OUTBOX": "off",
-            "HOLDS": "broker",
-            "URL": backend.settings.url,
-            "QUEUES": {
-                config.name: {"prefetch": config.prefetch} for config in backend.queues.values()
-            },
-            "OPTIONS": dict(backend.settings.options),
-        }
-        self._env = {
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.backends.rabbitmq.project",
-            "JOBQ_TEST_SETTING": json.dumps({"default": setting}),
-            "JOBQ_TEST_NOTES": str(self.notes),
-        }
+        self._env = {**environment_of(backend), "JOBQ_TEST_NOTES": str(self.notes)}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:

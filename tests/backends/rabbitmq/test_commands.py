@@ -1,0 +1,186 @@
+"""jobq_enqueue and jobq_status as processes of their own, on a real broker."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_jobq.backends.rabbitmq import RabbitMQBackend
+from tests.backends.rabbitmq.support import (
+    PATIENCE,
+    ROOT,
+    BackendFactory,
+    WorkerProcess,
+    browse,
+    channel,
+    environment_of,
+    send,
+    wait_until,
+)
+from tests.broker import free_ports
+
+EXIT_UNAVAILABLE = 69
+
+
+def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**environment, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE * 2,
+    )
+
+
+def manage(
+    backend: RabbitMQBackend, *arguments: str, **keys: Any
+) -> subprocess.CompletedProcess[str]:
+    environment = {**environment_of(backend, **keys), "JOBQ_TEST_LEVEL": "WARNING"}
+    return run(environment, "-m", "django", *arguments)
+
+
+def status(backend: RabbitMQBackend, **keys: Any) -> Any:
+    """Return what is said of the default alias, with the exit status."""
+    done = manage(backend, "jobq_status", "--format=json", **keys)
+    (found,) = json.loads(done.stdout)["backends"].values()
+    return {**found, "exit": done.returncode}
+
+
+def declared(backend: RabbitMQBackend) -> RabbitMQBackend:
+    backend.declare(backend.queues.values())
+    return backend
+
+
+class TestEnqueue:
+    backend_name = "rabbitmq"
+
+    def test_a_worker_runs_what_a_shell_enqueued(
+        self, make: BackendFactory, tmp_path: Path
+    ) -> None:
+        backend = declared(make("a"))
+        done = manage(backend, "jobq_enqueue", "tests.take", "--kwargs", '{"seconds": 0}')
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == "Enqueued tests.take on queue a\n"
+        job_id = uuid.UUID(done.stdout.strip())
+        assert done.stdout == f"{job_id}\n"
+        with WorkerProcess(backend, tmp_path, "--burst") as worker:
+            assert worker.wait(PATIENCE) == 0, worker.output
+        assert worker.noted("ended") == [job_id]
+
+    def test_a_broker_that_is_down_is_one_sentence_and_status_1(self, make: BackendFactory) -> None:
+        backend = make("a", url=nowhere(), publish_timeout="1s")
+        began = time.monotonic()
+        done = manage(backend, "jobq_enqueue", "tests.take")
+        assert time.monotonic() - began < PATIENCE
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.splitlines()[-1].startswith("CommandError: no connection to amqp://")
+        assert "secret" not in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_the_example_project(self, make_apart: BackendFactory, tmp_path: Path) -> None:
+        backend = make_apart("warehouse", queue_type="classic")
+        environment = {
+            **os.environ,
+            "SHOP_VAR": str(tmp_path),
+            "JOBQ_URL": f"{backend.settings.url}?prefix={backend.topology.prefix}",
+        }
+        # Not those of the tests.
+        environment.pop("DJANGO_SETTINGS_MODULE", None)
+        script = str(ROOT / "example_project" / "manage.py")
+        migrated = run(environment, script, "migrate", "--verbosity=0")
+        assert migrated.returncode == 0, migrated.stderr
+        job = ("jobq_enqueue", "shop.jobs.pack_order", "--args=[7]", "-v0", "--priority=3")
+        done = run(environment, script, *job)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        [(properties, body)] = browse(make_apart.url, queue_of(backend, "warehouse"))
+        assert json.loads(body)["args"] == [7]
+        assert properties.priority == 3
+        told = run(environment, script, "jobq_status", "--queue=warehouse")
+        assert (told.returncode, told.stderr) == (0, "")
+        assert re.search(r"^  warehouse +1 +0 +0 +\S+ +0$", told.stdout, re.MULTILINE), told.stdout
+
+
+class TestStatus:
+    backend_name = "rabbitmq"
+
+    @pytest.mark.contract(22, 203)
+    def test_it_counts_jobs_consumers_and_dead_letters(
+        self, make: BackendFactory, tmp_path: Path
+    ) -> None:
+        backend = declared(make("a", "b"))
+        send(backend, 3, queue="b")
+        with channel(make.url) as ch:
+            ch.confirm_delivery()
+            for name in (backend.topology.dead, backend.topology.lost):
+                ch.basic_publish("", name, b"what a newer version filed")
+        with WorkerProcess(backend, tmp_path, "--queue=a"):
+            wait_until(lambda: backend.counts("a").consumers == 1)
+            found = status(backend)
+        assert found["exit"] == 0
+        assert (found["status"], found["reason"], found["unfiled"]) == ("ok", None, 2)
+        queues = found["queues"]
+        assert (queues["a"]["ready"], queues["a"]["consumers"]) == (0, 1)
+        assert (queues["b"]["ready"], queues["b"]["consumers"]) == (3, 0)
+        assert {queue[key] for queue in queues.values() for key in ("held", "dead")} == {None}
+        wait_until(lambda: backend.counts("a").consumers == 0)
+
+    def test_a_queue_that_nobody_has_made_yet_is_told_and_no_failure(
+        self, make_apart: BackendFactory
+    ) -> None:
+        found = status(make_apart("a", "b"))
+        assert (found["exit"], found["status"], found["unfiled"]) == (0, "ok", 0)
+        assert {queue["note"] for queue in found["queues"].values()} == {"not on the broker yet"}
+        assert {queue["ready"] for queue in found["queues"].values()} == {0}
+
+    @pytest.mark.contract(203)
+    def test_a_broker_that_is_down_is_unavailable_within_its_time(
+        self, make: BackendFactory
+    ) -> None:
+        backend = make(*"abcdefgh", url=nowhere(), publish_timeout="1s")
+        began = time.monotonic()
+        done = manage(backend, "jobq_status", "--format=json")
+        # One second for the broker, the rest for a slow machine; not one second for each queue.
+        assert time.monotonic() - began < 8
+        assert done.returncode == EXIT_UNAVAILABLE
+        found = json.loads(done.stdout)["backends"]["default"]
+        assert found["status"] == "unavailable"
+        assert found["reason"].startswith("no connection to amqp://guest@127.0.0.1:")
+        assert found["queues"]["a"]["ready"] is None
+        assert done.stderr.splitlines()[-1] == "CommandError: unavailable: default"
+        assert "secret" not in done.stdout + done.stderr
+
+    @pytest.mark.contract(203)
+    def test_a_refused_password_is_unavailable(self, make: BackendFactory) -> None:
+        backend = make("a", url=re.sub(r"//.*@", "//guest:secret@", make.url))
+        done = manage(backend, "jobq_status")
+        assert done.returncode == EXIT_UNAVAILABLE
+        assert "the broker refuses the user or password of amqp://guest@" in done.stdout
+        assert "secret" not in done.stdout + done.stderr
+
+    @pytest.mark.contract(203)
+    def test_a_database_without_the_table_is_a_hint(self, make: BackendFactory) -> None:
+        found = status(declared(make("a")), OUTBOX="always", HOLDS="database")
+        assert found["exit"] == EXIT_UNAVAILABLE
+        assert found["reason"] == (
+            "database 'default' has no table of stored jobs; run manage.py migrate --database"
+            " default"
+        )
+        assert (found["queues"]["a"]["ready"], found["queues"]["a"]["held"]) == (0, None)
+
+
+def nowhere() -> str:
+    """Return the URL of a broker that does not listen."""
+    return f"amqp://guest:secret@127.0.0.1:{free_ports(1)[0]}/"
+
+
+def queue_of(backend: RabbitMQBackend, name: str) -> str:
+    return backend.topology.work_queue(backend.queue(name))
