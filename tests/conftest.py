@@ -125,10 +125,11 @@ def pytest_runtest_makereport(
 
 
 def _backend(item: pytest.Item) -> str:
+    name: str | None = getattr(getattr(item, "cls", None), "backend_name", None)
+    if name is not None:
+        return name
     mark = item.get_closest_marker("django_db")
-    if mark and "stored" in (mark.kwargs.get("databases") or ()):
-        return _DATABASE
-    return getattr(getattr(item, "cls", None), "backend_name", "core")
+    return _DATABASE if mark and "stored" in (mark.kwargs.get("databases") or ()) else "core"
 
 
 class Record:

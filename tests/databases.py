@@ -27,6 +27,8 @@ from tests import packages
 from tests.broker import free_ports
 
 ROOT = Path(__file__).parent.parent
+# What is asked of each database.
+TESTS = ("tests/store", "tests/stored", "tests/backends/rabbitmq/stored")
 PATIENCE = 60.0
 # The server ends with its input, which ends with the tests, even killed ones; it leaves nothing.
 _GUARD = '"$@" </dev/null & cat >/dev/null; kill -"$SIGNAL" $!; wait; rm -rf "$HOME"'
@@ -192,7 +194,7 @@ def run(name: str, options: list[str]) -> int:
         for server in SERVERS:
             if server.name == name:
                 env["JOBQ_TEST_DATABASE"] = stack.enter_context(database_url(server))
-        command = [sys.executable, "-m", "pytest", "tests/store", "tests/stored", *options]
+        command = [sys.executable, "-m", "pytest", *TESTS, *options]
         return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 

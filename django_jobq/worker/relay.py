@@ -40,7 +40,7 @@ logger = logging.getLogger("django_jobq.relay")
 _BATCH = 200
 _LEASE = timedelta(seconds=60)
 _LONGEST_SLEEP = 1.0
-_SLEEP_WITHOUT_TABLE = 60.0
+_FOREVER = 86_400.0
 _LONGEST_PAUSE = 300.0
 # A transport keeps to publish_timeout itself and knows better what happened.
 _MARGIN = 0.5
@@ -53,7 +53,7 @@ class Relay(Service):
 
     def __init__(self, backend: Backend, database: str) -> None:
         self._backend, self._database = backend, database
-        self._has_table = False
+        self._needed: bool | None = None
         self._next_look = 0.0
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
 
@@ -63,8 +63,10 @@ class Relay(Service):
 
     def sweep(self) -> float:
         """Publish what is due, and return the seconds until there may be more."""
-        if not self._has_table and not self._find_table():
-            return _SLEEP_WITHOUT_TABLE
+        if self._needed is None:
+            self._needed = self._is_needed()
+        if not self._needed:
+            return _FOREVER
         full = self._publish(HOLD)
         if time.monotonic() >= self._next_look:
             outbox.sight(self._backend.alias, using=self._database)
@@ -77,21 +79,24 @@ class Relay(Service):
         due = holds.next_due(self._backend.alias, using=self._database)
         return _LONGEST_SLEEP if due is None else min(due, _LONGEST_SLEEP)
 
-    def _find_table(self) -> bool:
-        """Return whether there may be rows; a project that stores no jobs needs no table."""
-        connection = connections[self._database]
-        stores = self._backend.stores_jobs
-        if not stores and connection.vendor == "unknown":  # the dummy of a project without database
+    def _is_needed(self) -> bool:
+        """Return whether there may be rows; a project that stores no jobs needs no database."""
+        if self._backend.stores_jobs:
+            self._check_table()
+            return True
+        try:
+            return rows.stored_jobs(self._database).filter(alias=self._backend.alias).exists()
+        except Exception:  # noqa: BLE001 - then nothing of former settings waits there
             return False
+
+    def _check_table(self) -> None:
         table = rows.stored_jobs(self._database).model._meta.db_table
-        self._has_table = table in connection.introspection.table_names()
-        if stores and not self._has_table:
+        if table not in connections[self._database].introspection.table_names():
             raise ImproperlyConfigured(
-                f"Database {self._database!r} has no table {table!r}: run manage.py migrate"
+                f"database {self._database!r} has no table {table!r}: run manage.py migrate"
                 f" --database {self._database}. To do without stored jobs, set OUTBOX to 'off' and"
-                f" HOLDS to 'broker' in {self._backend.settings.path}."
+                f" HOLDS to 'broker' in {self._backend.settings.path}"
             )
-        return self._has_table
 
     def _publish(self, kind: str) -> bool:
         """Publish rows of a kind, and return whether there may be more that are due."""

@@ -29,6 +29,8 @@ class WorkerHooks(BackendHooks):
     """Share the tools of the parts: jobs that note their runs, and workers on the test's loop."""
 
     worker_class: type[Worker] = Worker
+    # Whether a job that is put back without a delay is ready before the next one starts.
+    comes_back_at_once = True
 
     def setup_method(self) -> None:
         super().setup_method()
@@ -118,6 +120,17 @@ class WorkerHooks(BackendHooks):
     async def ready(self, backend: Backend, number: int, queue: str = "a") -> None:
         """Wait until a queue has that many jobs ready."""
         await self.later(lambda: backend.counts(queue).ready == number)
+
+    def let_come_back(self, context: JobContext) -> None:
+        """Wait, as a job, until the first job to run has come back to the queue, or has run again.
+
+        It then waits with one other job, and nothing is prefetched.
+        """
+        first = self.runs[0].job_id
+        deadline = time.monotonic() + self.patience
+        while self.ids().count(first) < 2 and backends["default"].counts("a").ready != 2:
+            assert time.monotonic() < deadline, "it did not come back in time"
+            time.sleep(0.01)
 
     def ids(self) -> list[Any]:
         """Return the ids of the jobs that ran, in order."""

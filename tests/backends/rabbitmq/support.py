@@ -138,9 +138,16 @@ def _read_letter(properties: Any, body: bytes) -> Any:
 
 
 def make_settings(
-    url: str, *queues: QueueConfig | str, declare: str = "auto", **options: Any
+    url: str,
+    *queues: QueueConfig | str,
+    declare: str = "auto",
+    database: str | None = None,
+    **options: Any,
 ) -> AliasSettings:
-    """Return the settings of an alias with these queues, or with one called 'a'; no database."""
+    """Return the settings of an alias with these queues, or with one called 'a'.
+
+    Without a database there is neither an outbox nor are there holds but the broker's.
+    """
     options.setdefault("queue_type", queue_type())
     configs = [QueueConfig(name=q) if isinstance(q, str) else q for q in queues or ("a",)]
     return AliasSettings(
@@ -148,8 +155,9 @@ def make_settings(
         backend="rabbitmq",
         url=url,
         queues={config.name: config for config in configs},
-        outbox="off",
-        holds="broker",
+        outbox="always" if database else "off",
+        holds="database" if database else "broker",
+        database=database or "default",
         declare=declare,
         options=options,
     )
@@ -280,8 +288,9 @@ def environment_of(backend: RabbitMQBackend, **keys: Any) -> dict[str, str]:
     """Return the environment of a process whose default alias is like a backend, but for keys."""
     setting = {
         "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
-        "OUTBOX": "off",
-        "HOLDS": "broker",
+        "OUTBOX": backend.settings.outbox,
+        "HOLDS": backend.settings.holds,
+        "DATABASE": backend.settings.database,
         "URL": backend.settings.url,
         "QUEUES": {
             config.name: {"prefetch": config.prefetch} for config in backend.queues.values()
