@@ -90,10 +90,11 @@ def _file_alone(row: dict[str, Any], using: str) -> None:
             _insert([version], using)
         except DatabaseError as error:
             _make_sure_of(using)
-            told = "The database refuses dead letter %s as it is: %s"
-            logger.warning(told, row["filing_key"], error)
             refusal = error
         else:
+            if refusal is not None:
+                told = "Dead letter %s is filed without what the database refuses of it: %s"
+                logger.warning(told, row["filing_key"], refusal)
             return
     assert refusal is not None
     raise refusal
