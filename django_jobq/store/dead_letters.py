@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 from django_jobq.envelope import Envelope
 from django_jobq.exceptions import EnvelopeError
 from django_jobq.serialization import JSON
-from django_jobq.store import holds
+from django_jobq.store import holds, starts
 from django_jobq.store.rows import (
     MAX_NAME,
     DatabaseTime,
@@ -117,6 +117,7 @@ def _requeue(
             refused[letter.pk] = f"{letter} has no job that could run: {error}"
     for alias, by_letter in jobs.items():
         held = holds.replace(alias, by_letter.values(), using=using)
+        starts.forget_all(alias, held, using=using)
         for pk, job in by_letter.items():
             if job.envelope.job_id not in held:
                 refused[pk] = f"{job.envelope.job_id} is being published just now; try again"

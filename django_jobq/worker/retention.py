@@ -1,20 +1,22 @@
-"""Retention: dead letters that somebody has resolved go after a while, a batch at a time."""
+"""Retention: what nobody asks for any more is deleted after a while, a batch at a time."""
 
 from __future__ import annotations
 
-from functools import partial
+import datetime as dt
 
 from django_jobq import conf
 from django_jobq.backends.base import Backend
-from django_jobq.store import dead_letters
+from django_jobq.store import dead_letters, starts
 from django_jobq.worker.services import Call, Service
 
 BATCH = 1_000
 _PAUSE = 3_600.0
+# What runs longer without any outcome has other problems than being counted.
+_AGE_OF_STARTS = dt.timedelta(days=1)
 
 
 class Retention(Service):
-    """Prune the dead letters of one database, as JOBQ_RETENTION says."""
+    """Prune the resolved dead letters of one database, and starts that no outcome ended."""
 
     name = "retention"
 
@@ -22,9 +24,12 @@ class Retention(Service):
         self._using = backend.settings.database
 
     async def work(self, call: Call) -> float:
-        """Delete one batch of what is old enough; look again at once if it was full."""
+        """Delete a batch of what is old enough; look again at once if there was any."""
+        return 0.0 if await call(self._prune) else _PAUSE
+
+    def _prune(self) -> int:
+        number = starts.prune(_AGE_OF_STARTS, using=self._using)
         oldest = conf.retention()
-        if oldest is None:
-            return _PAUSE
-        prune = partial(dead_letters.prune, oldest, using=self._using, batch=BATCH)
-        return 0.0 if await call(prune) == BATCH else _PAUSE
+        if oldest is not None:
+            number += dead_letters.prune(oldest, using=self._using, batch=BATCH)
+        return number

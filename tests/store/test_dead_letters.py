@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_jobq.envelope import Envelope
 from django_jobq.models import DeadLetter
-from django_jobq.store import dead_letters, holds
+from django_jobq.store import dead_letters, holds, starts
 from django_jobq.store.rows import HOLD, NewJob
 from tests.store.tools import (
     USING,
@@ -170,6 +170,15 @@ def test_a_job_that_is_being_published_is_not_requeued() -> None:
     assert resolutions() == ["open"]
     assert drop(*claimed) == 1
     assert requeue(row).count == 1
+
+
+def test_a_requeued_job_begins_to_count_its_starts_anew() -> None:
+    job = envelope()
+    for alias in ("default", "slow"):
+        starts.count(alias, job.job_id, using=USING)
+    requeue(*file(letter(job)))
+    counted = [starts.read(alias, job.job_id, using=USING) for alias in ("default", "slow")]
+    assert counted == [0, 1]
 
 
 def test_two_letters_of_one_job_are_one_hold() -> None:
