@@ -60,6 +60,10 @@ def _check_settings() -> Iterator[checks.CheckMessage]:
             f"The setting {name} is read by nothing.",
             f"Correct its name{suggestion}",
         )
+    try:
+        conf.retention()
+    except ImproperlyConfigured as error:
+        yield _error("E001", f"{error}.", "Write a duration such as '30d', or None.")
 
 
 def _check_databases(backends: dict[str, Backend]) -> Iterator[checks.CheckMessage]:

@@ -7,6 +7,7 @@ Whatever is wrong raises ImproperlyConfigured beginning with the path of the val
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -15,7 +16,8 @@ from django.conf import settings
 from django.core import mail
 from django.core.exceptions import ImproperlyConfigured
 
-from django_jobq.exceptions import JobqError
+from django_jobq import durations
+from django_jobq.exceptions import InvalidDuration, JobqError
 from django_jobq.queues import QueueConfig, parse_queues, suggest
 
 RABBITMQ_BACKEND = "django_jobq.backends.rabbitmq.RabbitMQBackend"
@@ -26,6 +28,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "JOBQ": {DEFAULT_ALIAS: {"BACKEND": MEMORY_BACKEND}},
     "JOBQ_AUTODISCOVER": "jobs",
     "JOBQ_ON_DEAD_LETTER": None,
+    "JOBQ_RETENTION": "30d",
 }
 # Settings often keep the variable that they pass to from_url() under its own name.
 _OURS_TO_IGNORE = ("JOBQ_URL",)
@@ -76,6 +79,17 @@ class AliasSettings:
 def setting(name: str) -> Any:
     """Return a project-wide setting of ours, or its default."""
     return getattr(settings, name, _DEFAULTS[name])
+
+
+def retention() -> dt.timedelta | None:
+    """Return for how long resolved dead letters are kept, or None if they are kept for good."""
+    value = setting("JOBQ_RETENTION")
+    if value is None:
+        return None
+    try:
+        return dt.timedelta(seconds=durations.parse_setting(value))
+    except InvalidDuration as error:
+        raise ImproperlyConfigured(f"JOBQ_RETENTION: {error}") from error
 
 
 def unknown_settings() -> dict[str, str]:

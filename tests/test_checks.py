@@ -267,7 +267,15 @@ def test_e008_a_setting_that_nothing_reads() -> None:
 @override_settings(JOBQ_COLOUR="blue")
 def test_e008_names_the_known_settings_when_none_is_near() -> None:
     [(_, _, hint)] = found(default=MEMORY)
-    assert hint == "Correct its name; known: JOBQ, JOBQ_AUTODISCOVER, JOBQ_ON_DEAD_LETTER"
+    names = "JOBQ, JOBQ_AUTODISCOVER, JOBQ_ON_DEAD_LETTER, JOBQ_RETENTION"
+    assert hint == f"Correct its name; known: {names}"
+
+
+@override_settings(JOBQ_RETENTION="for ever")
+def test_e001_a_retention_that_is_no_duration() -> None:
+    [(number, text, hint)] = found(default=MEMORY)
+    assert (number, hint) == ("jobq.E001", "Write a duration such as '30d', or None.")
+    assert text.startswith("JOBQ_RETENTION: 'for ever' is no duration")
 
 
 @override_settings(JOBQ_AUTODISCOVER=None, JOBQ_ON_DEAD_LETTER=None)

@@ -46,7 +46,15 @@ from django_jobq.backends.handler import backends, build
 from django_jobq.backends.memory import MemoryBackend, MemoryDeadLetter, MemoryOptions
 from django_jobq.call_options import CallOptions
 from django_jobq.envelope import Envelope
-from django_jobq.management.commands import jobq_enqueue, jobq_status, runworker
+from django_jobq.management.commands import (
+    jobq_discard,
+    jobq_enqueue,
+    jobq_prune,
+    jobq_requeue,
+    jobq_status,
+    runworker,
+)
+from django_jobq.models import DeadLetter
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
 from django_jobq.retry import RetryPolicy
@@ -338,6 +346,8 @@ SETTINGS, JOBS, COMMANDS = "reference/settings", "reference/jobs", "reference/co
         (COMMANDS, "## `runworker`", command_options(runworker)),
         (COMMANDS, "## `jobq_enqueue`", command_options(jobq_enqueue)),
         (COMMANDS, "## `jobq_status`", command_options(jobq_status)),
+        (COMMANDS, "## `jobq_requeue`", command_options(jobq_requeue)),
+        (COMMANDS, "## `jobq_prune`", command_options(jobq_prune)),
         (COMMANDS, "### Keys of a backend", fields(BackendStatus) - {"alias"} | {"status"}),
         (COMMANDS, "### Keys of a queue", fields(QueueStatus) - {"name"}),
         ("reference/wire_format", "## Fields", fields(Envelope) | {"version"}),
@@ -424,6 +434,16 @@ def test_the_defaults_that_pages_spell_out_are_right() -> None:
     assert rows(section("reference/commands", "## `runworker`"))["--concurrency"].split("|")[
         2
     ].strip() == str(runworker.DEFAULT_CONCURRENCY)
+
+
+def test_both_commands_that_resolve_dead_letters_have_the_options_of_one() -> None:
+    assert command_options(jobq_discard) == command_options(jobq_requeue)
+
+
+def test_the_fields_of_a_dead_letter_are_listed() -> None:
+    columns = {field.name for field in DeadLetter._meta.get_fields()}
+    shown = columns - {"id", "filing_key", "token", "errors"} | {"history"}
+    assert set(rows(section("how-to/dead_letters", "## What is on file"))) >= shown
 
 
 def test_the_schemes_of_urls_are_named() -> None:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from django_jobq import conf, durations
 from django_jobq.conf import AliasSettings
@@ -25,6 +25,9 @@ from django_jobq.envelope import Envelope, log_fields
 from django_jobq.exceptions import AlreadySettled, EnvelopeError, UnknownQueue
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import registry
+
+if TYPE_CHECKING:
+    from django_jobq.store.filing import NewLetter
 
 Cause = Literal[
     "no_handler",
@@ -220,6 +223,25 @@ class Consumer(abc.ABC):
         """End the stream and give back every delivery that is not settled."""
 
 
+class DeadLetterSource(abc.ABC):
+    """Give the dead letters that a transport keeps until they are filed in the database."""
+
+    @abc.abstractmethod
+    async def letters(self) -> Sequence[NewLetter]:
+        """Return letters that wait, perhaps none; the same again as long as they are not removed.
+
+        Raise BackendUnavailable if the transport cannot be read just now.
+        """
+
+    @abc.abstractmethod
+    async def remove(self) -> None:
+        """Remove the letters that were returned last: they are filed."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Give back what is not removed."""
+
+
 class Backend(abc.ABC):
     """Connect one alias of JOBQ to a transport."""
 
@@ -301,6 +323,13 @@ class Backend(abc.ABC):
 
         On a closed backend the consumer has ended already.
         """
+
+    def dead_letters_to_file(self) -> DeadLetterSource | None:
+        """Return where dead letters wait to be filed, or None if they stay with the transport.
+
+        Call it on the loop that will read it.
+        """
+        return None
 
     @abc.abstractmethod
     def counts(self, queue: str) -> Counts:

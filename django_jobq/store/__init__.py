@@ -26,6 +26,7 @@ edge                        statement                                     made b
 fresh, outbox → gone        DELETE by token, once the broker has it       the commit hook
 fresh → outbox              UPDATE at first sight; the token stays        relay
 → hold                      INSERT                                        worker, enqueue
+any, not leased → hold      UPDATE (requeue)                              operator
 older or published → hold   UPDATE where that is what it is               worker
 outbox, hold → leased       UPDATE by token, where claimable              relay
 leased → gone               DELETE by token, while the lease lasts        relay
@@ -37,4 +38,19 @@ hold → hold                 UPDATE due_at where not leased (reschedule)   oper
 
 A lease that is over ends the right to delete, even if nobody has taken the row: what was published
 under it may have come back to be held meanwhile, found this row there, and relied on it.
+
+A dead letter is one row of `DeadLetter`, open until an operator resolves it:
+
+=====================  ==========================================================  =============
+edge                   statement                                                   made by
+=====================  ==========================================================  =============
+→ open                 INSERT, unless one of its filing key is there               worker
+open → requeued        UPDATE where open; the hold follows in the transaction      operator
+requeued → open        UPDATE in the same transaction, if nothing can be held      operator
+open → discarded       UPDATE where open                                           operator
+resolved → gone        DELETE once the retention is over                           worker
+=====================  ==========================================================  =============
+
+The row of a resolved letter stays for the retention, so that a late copy of the letter is not filed
+as a new one.
 """

@@ -6,6 +6,7 @@ an older; what is not newer changes nothing, so that a job which was delivered t
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -59,6 +60,23 @@ def put(alias: str, job: NewJob, *, reason: str = "", using: str) -> bool:
         if rows.filter(_is_newer_than(job.envelope) | _is_as_new_as(job.envelope)).exists():
             return False
     raise OperationalError(f"the stored job {job.envelope.job_id} changed with every try")
+
+
+def replace(alias: str, jobs: Iterable[NewJob], *, using: str) -> set[uuid.UUID]:
+    """Hold jobs anew, whatever is stored of them, and return the ids of those that now are.
+
+    One that is being published at this moment stays as it is.
+    """
+    token = new_token()
+    values = {job.envelope.job_id: fields(alias, job, HOLD, token) for job in jobs}
+    insert(values.values(), using=using, ignore_conflicts=True)
+    rows = stored_jobs(using).filter(alias=alias)
+    mine = rows.filter(job_id__in=values, token=token)
+    held = set(mine.values_list("job_id", flat=True))
+    for job_id in set(values) - held:
+        if rows.filter(~leased(), job_id=job_id).update(**values[job_id]):
+            held.add(job_id)
+    return held
 
 
 def has_successor(alias: str, envelope: Envelope, *, using: str) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,16 +19,16 @@ from django.db.models.functions import Now
 from django_jobq.envelope import Envelope
 
 if TYPE_CHECKING:
-    from django_jobq.models import StoredJob
+    from django_jobq.models import DeadLetter, StoredJob
 
 FRESH, OUTBOX, HOLD = "fresh", "outbox", "hold"
 # How many rows one statement names; databases differ in how many values they take.
 CHUNK = 400
 # MariaDB takes statements of 16 MB unless told otherwise, and PyMySQL doubles the bodies in them.
 _CHUNK_BYTES = 4_000_000
-_MAX_NAME = 255
+MAX_NAME = 255
 _MAX_TEXT = 2_000
-_MAX_COUNT = 2**63 - 1
+MAX_COUNT = 2**63 - 1
 # Moments end with the year 9999.
 _MAX_DELAY = 100 * 365 * 86_400.0
 
@@ -62,8 +62,13 @@ class Lease:
 
 
 def stored_jobs(using: str) -> QuerySet[StoredJob]:
-    """Return all rows of a database."""
+    """Return all stored jobs of a database."""
     return apps.get_model("jobq", "StoredJob")._default_manager.using(using)
+
+
+def dead_letters(using: str) -> QuerySet[DeadLetter]:
+    """Return all dead letters of a database."""
+    return apps.get_model("jobq", "DeadLetter")._default_manager.using(using)
 
 
 def new_token() -> str:
@@ -75,6 +80,11 @@ def later(delay: float) -> Any:
     """Return the moment after so many seconds; what a clock cannot show is rounded up."""
     microseconds = math.ceil(min(max(delay, 0.0), _MAX_DELAY) * 1_000_000)
     return DatabaseTime() + timedelta(microseconds=microseconds)
+
+
+def ago(seconds: float) -> Any:
+    """Return the moment so many seconds before now; what lies ahead is now."""
+    return DatabaseTime() - timedelta(seconds=min(max(seconds, 0.0), _MAX_DELAY))
 
 
 def text(value: str, limit: int = _MAX_TEXT) -> str:
@@ -90,7 +100,7 @@ def leased() -> Q:
 
 def counts(envelope: Envelope) -> tuple[int, int]:
     """Return attempt and deferrals as their columns can hold them."""
-    return min(envelope.attempt, _MAX_COUNT), min(envelope.deferrals, _MAX_COUNT)
+    return min(envelope.attempt, MAX_COUNT), min(envelope.deferrals, MAX_COUNT)
 
 
 def fields(alias: str, job: NewJob, kind: str, token: str) -> dict[str, Any]:
@@ -101,8 +111,8 @@ def fields(alias: str, job: NewJob, kind: str, token: str) -> dict[str, Any]:
         "alias": alias,
         "job_id": envelope.job_id,
         "kind": kind,
-        "queue": text(envelope.queue, _MAX_NAME),
-        "job": text(envelope.job, _MAX_NAME),
+        "queue": text(envelope.queue, MAX_NAME),
+        "job": text(envelope.job, MAX_NAME),
         "priority": envelope.priority,
         "front": job.front,
         "attempt": attempt,
@@ -119,13 +129,19 @@ def fields(alias: str, job: NewJob, kind: str, token: str) -> dict[str, Any]:
     }
 
 
-def insert(rows: Iterable[dict[str, Any]], *, using: str, ignore_conflicts: bool = False) -> None:
+def insert(
+    rows: Iterable[dict[str, Any]],
+    *,
+    using: str,
+    ignore_conflicts: bool = False,
+    into: Callable[[str], QuerySet[Any]] = stored_jobs,
+) -> None:
     """Insert rows, all or none; with ``ignore_conflicts`` a job that is stored stays as it is."""
-    model = stored_jobs(using).model
+    table = into(using)
     with transaction.atomic(using=using, savepoint=False):
         for part in _by_size(rows):
-            stored_jobs(using).bulk_create(
-                [model(**row) for row in part], ignore_conflicts=ignore_conflicts
+            table.bulk_create(
+                [table.model(**row) for row in part], ignore_conflicts=ignore_conflicts
             )
 
 
@@ -136,7 +152,7 @@ def claim(alias: str, kind: str, lease: Lease, *, using: str) -> list[StoredJob]
     with picked(free.order_by("claimable_at", "id"), lease.limit, using=using) as (ids, tokens):
         stored_jobs(using).filter(id__in=ids, token__in=tokens).update(
             token=token,
-            leased_by=text(lease.owner, _MAX_NAME),
+            leased_by=text(lease.owner, MAX_NAME),
             claimable_at=later(lease.length.total_seconds()),
         )
     mine = stored_jobs(using).filter(id__in=ids, token=token)
@@ -199,11 +215,11 @@ def delete(rows: QuerySet[Any], *, using: str) -> int:
     return rows._raw_delete(using) or 0  # None for a condition that no row can meet
 
 
-def chunks(values: Collection[_T]) -> Iterator[Sequence[_T]]:
+def chunks(values: Collection[_T], size: int = CHUNK) -> Iterator[Sequence[_T]]:
     """Yield the values in parts that one statement can name."""
     values = list(values)
-    for start in range(0, len(values), CHUNK):
-        yield values[start : start + CHUNK]
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 def _by_token(rows: Iterable[StoredJob]) -> Iterator[tuple[str, Sequence[int]]]:

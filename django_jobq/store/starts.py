@@ -7,6 +7,7 @@ that a job which kills its worker is found out and one that merely waited in tha
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,11 @@ def count(alias: str, job_id: uuid.UUID, *, using: str) -> int:
 def forget(alias: str, job_id: uuid.UUID, *, using: str) -> None:
     """Forget the starts of a job that came to something."""
     delete(_rows(using).filter(alias=alias, job_id=job_id), using=using)
+
+
+def forget_all(alias: str, job_ids: Collection[uuid.UUID], *, using: str) -> None:
+    """Forget the starts of jobs that begin anew."""
+    delete(_rows(using).filter(alias=alias, job_id__in=job_ids), using=using)
 
 
 def prune(age: timedelta, *, using: str) -> int:

@@ -7,9 +7,11 @@ their ``__str__`` may itself fail.
 from __future__ import annotations
 
 import dataclasses
+import sysconfig
 import time
 import traceback
-from types import TracebackType
+from pathlib import PurePath
+from types import FrameType, TracebackType
 from typing import Any
 
 from django_jobq.backends.base import clip
@@ -17,15 +19,22 @@ from django_jobq.backends.base import clip
 MAX_MESSAGE = 1_000
 MAX_TRACEBACK = 8_000
 MAX_CHAIN = 10
+MAX_PLACE = 255
+_STDLIB = sysconfig.get_path("stdlib")
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Describe an exception; ``kind`` is the path of its class."""
+    """Describe an exception; ``kind`` is the path of its class.
+
+    ``place`` is the module and function of the innermost frame that belongs to the project.
+    """
 
     kind: str
     message: str
     traceback: str
+    place: str = ""
 
     @property
     def text(self) -> str:
@@ -40,6 +49,7 @@ class Failure:
             "at": time.time_ns() // 1_000_000,
             "type": self.kind,
             "message": self.message,
+            "place": self.place,
         }
         return {**entry, "traceback": self.traceback} if with_traceback else entry
 
@@ -51,6 +61,7 @@ def describe(error: BaseException) -> Failure:
         kind=f"{kind.__module__}.{kind.__qualname__}",
         message=clip(_message(error), MAX_MESSAGE),
         traceback=_clip_middle(_traceback(error)),
+        place=_place(error),
     )
 
 
@@ -76,6 +87,25 @@ def _traceback(error: BaseException) -> str:
         return "\nwhich was caused by:\n\n".join(parts)
     except BaseException as second:  # noqa: BLE001 - as above, while formatting
         return f"<its traceback cannot be shown: {type(second).__qualname__}>"
+
+
+def _place(error: BaseException) -> str:
+    """Return where the project's own code failed, or else where anything did."""
+    frames = [frame for frame, _ in traceback.walk_tb(_skip_own_frames(error.__traceback__))]
+    if not frames:
+        return ""
+    own = [frame for frame in frames if _is_of_the_project(frame.f_code.co_filename)]
+    return clip(_name_of((own or frames)[-1]), MAX_PLACE)
+
+
+def _is_of_the_project(filename: str) -> bool:
+    if filename.startswith((_STDLIB, "<frozen ")):
+        return False
+    return _INSTALLED.isdisjoint(PurePath(filename).parts)
+
+
+def _name_of(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"
 
 
 def _skip_own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -11,7 +11,9 @@ from django_jobq.exceptions import BackendUnavailable, InvalidJob
 from django_jobq.queues import QueueConfig
 from django_jobq.registry import place_of, registry
 from django_jobq.worker.ending import Ending
+from django_jobq.worker.filing import Filing
 from django_jobq.worker.relay import Relay
+from django_jobq.worker.retention import Retention
 from django_jobq.worker.services import Service
 
 logger = logging.getLogger("django_jobq.worker")
@@ -47,4 +49,7 @@ def services_of(backend: Backend) -> list[Service]:
     """Return what a worker of this backend does beside running jobs."""
     if not backend.leaves_storing:
         return []
-    return [Relay(backend, database) for database in backend.databases]
+    services: list[Service] = [Relay(backend, database) for database in backend.databases]
+    if backend.stores_jobs:
+        services += [Filing(backend), Retention(backend)]
+    return services

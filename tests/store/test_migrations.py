@@ -25,4 +25,4 @@ def test_they_can_be_taken_back() -> None:
         assert tables() == set()
     finally:
         call_command("migrate", "jobq", **options)
-    assert tables() == {"jobq_jobstart", "jobq_storedjob"}
+    assert tables() == {"jobq_deadletter", "jobq_jobstart", "jobq_storedjob"}

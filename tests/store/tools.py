@@ -12,8 +12,9 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from django_jobq.envelope import Envelope
-from django_jobq.models import StoredJob
-from django_jobq.store import holds, outbox, rows
+from django_jobq.models import DeadLetter, StoredJob
+from django_jobq.store import filing, holds, outbox, rows
+from django_jobq.store.filing import NewLetter
 from django_jobq.store.rows import HOLD, OUTBOX, Lease, NewJob
 
 USING = "stored"
@@ -57,6 +58,19 @@ def remove(tokens: set[str], *jobs: Envelope) -> int:
 
 def stored() -> list[StoredJob]:
     return list(StoredJob.objects.using(USING).order_by("id"))
+
+
+def letter(job: Envelope | bytes | None = None, **fields: Any) -> NewLetter:
+    """Return a dead letter with a filing key of its own."""
+    body = job if isinstance(job, bytes) else (job or envelope()).encode()
+    values = {"queue": "default", "cause": "exhausted", "filing_key": uuid.uuid4().hex * 2}
+    return NewLetter(body=body, **{**values, **fields})
+
+
+def file(*letters: NewLetter, alias: str = "default") -> list[DeadLetter]:
+    """File letters and return all that are on file."""
+    filing.file(alias, letters, using=USING)
+    return list(DeadLetter.objects.using(USING).order_by("id"))
 
 
 def elapse(seconds: float) -> None:

@@ -60,8 +60,8 @@ def storing(make_storing: Callable[..., StoringBackend]) -> StoringBackend:
 def burst(storing: StoringBackend) -> Callable[..., WorkerStats]:
     """Run a worker with lanes of its own until nothing is due."""
 
-    def run(**options: Any) -> WorkerStats:
-        worker = Worker(storing, burst=True, **options)
+    def run(backend: StoringBackend = storing, **options: Any) -> WorkerStats:
+        worker = Worker(backend, burst=True, **options)
         return asyncio.run(asyncio.wait_for(worker.run(), PATIENCE))
 
     return run

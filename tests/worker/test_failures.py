@@ -1,6 +1,9 @@
 """Exceptions as text, including those that resist being described."""
 
+import json
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -175,11 +178,50 @@ def test_describing_changes_the_exception_as_little_as_logging_does() -> None:
 
 @pytest.mark.contract(107)
 def test_history_entry() -> None:
-    failure = Failure(kind="builtins.ValueError", message="x", traceback="trace")
+    failure = Failure(
+        kind="builtins.ValueError", message="x", traceback="trace", place="shop.jobs:ship"
+    )
     before = time.time_ns() // 1_000_000
 
     entry = failure.to_json(4, with_traceback=False)
 
     assert before <= entry.pop("at") <= time.time_ns() // 1_000_000
-    assert entry == {"attempt": 4, "type": "builtins.ValueError", "message": "x"}
+    assert entry == {
+        "attempt": 4,
+        "type": "builtins.ValueError",
+        "message": "x",
+        "place": "shop.jobs:ship",
+    }
     assert failure.to_json(4, with_traceback=True)["traceback"] == "trace"
+
+
+def test_the_place_is_the_innermost_function_of_the_project() -> None:
+    """What the project calls is not to blame, however deep it raises."""
+
+    def parse() -> None:
+        json.loads("{")
+
+    assert describe(raised_by(parse)).place.endswith("of_the_project.<locals>.parse")
+    assert describe(raised_by(parse)).place.startswith(f"{__name__}:")
+
+
+def test_the_place_is_where_anything_failed_if_nothing_is_of_the_project() -> None:
+    class FromElsewhere(ValueError):
+        pass
+
+    code = compile("def work(): 1 / 0", "/venv/lib/python3.11/site-packages/lib.py", "exec")
+    namespace: dict[str, Any] = {"__name__": "lib"}
+    exec(code, namespace)
+    error = raised_by(namespace["work"])
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next
+    assert describe(error).place == "lib:work"
+    assert describe(FromElsewhere("never raised")).place == ""
+
+
+def raised_by(call: Callable[[], object]) -> BaseException:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        return error
+    raise AssertionError("nothing was raised")

@@ -13,7 +13,13 @@ from typing import Any
 
 from django_jobq.backends.base import Backend, Cause, Counts
 from django_jobq.backends.rabbitmq import codec, operations
-from django_jobq.backends.rabbitmq.consumer import Link, RabbitMQConsumer, RabbitMQDelivery
+from django_jobq.backends.rabbitmq.consumer import (
+    Inbox,
+    Link,
+    RabbitMQConsumer,
+    RabbitMQDelivery,
+)
+from django_jobq.backends.rabbitmq.letters import RabbitMQLetters
 from django_jobq.backends.rabbitmq.operations import Operation
 from django_jobq.backends.rabbitmq.options import RabbitMQOptions
 from django_jobq.backends.rabbitmq.publisher import Publish, Publisher
@@ -57,6 +63,7 @@ class RabbitMQBackend(Backend):
         self._declaring = threading.Lock()
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._consumers: set[RabbitMQConsumer] = set()
+        self._inboxes: set[Inbox] = set()
         self._told_early = False
 
     # Publishing half
@@ -162,10 +169,44 @@ class RabbitMQBackend(Backend):
             self._links[loop] = Link(self.address, self.options)
         return self._links[loop]
 
-    async def forget(self, consumer: RabbitMQConsumer) -> None:
+    def dead_letters_to_file(self) -> RabbitMQLetters | None:
+        """Return the letters in the inbox and what has lost its queue, if there is a database."""
+        return RabbitMQLetters(self) if self.stores_jobs else None
+
+    def inbox(self, queue: str) -> Inbox:
+        """Return what is in one queue of the broker, by its physical name."""
+        inbox = Inbox(self, queue)
+        self._inboxes.add(inbox)
+        return inbox
+
+    def declare_shared(self) -> None:
+        """Make sure of what all queues share, as DECLARE says."""
+        self._ask(_PREPARE[self.settings.declare](self.topology.shared()), _PATIENCE)
+
+    async def publish_again(self, queue: str, message: codec.Message) -> str | None:
+        """Publish a message to a queue that it did not find; return why it still cannot be found.
+
+        A queue that the settings name is declared, if DECLARE says so.
+        """
+        route, config = self.topology.route(queue), self.queues.get(queue)
+        try:
+            await asyncio.wrap_future(self._publish(config, route, message))
+        except BackendUnavailable:
+            raise
+        except BackendError as error:
+            name = self.topology.work_queue(config) if config else None
+            exists = await asyncio.to_thread(self._exists, name) if name else False
+            if exists:
+                raise BackendUnavailable(f"queue {queue!r} takes no jobs: {error}") from error
+            return str(error)
+        return None
+
+    async def forget(self, consumer: RabbitMQConsumer | Inbox) -> None:
         """Drop a consumer that has ended, and the connection with the last of a loop."""
-        self._consumers.discard(consumer)
-        if not any(other.loop is consumer.loop for other in self._consumers):
+        self._consumers.difference_update([consumer])
+        self._inboxes.difference_update([consumer])
+        left: list[RabbitMQConsumer | Inbox] = [*self._consumers, *self._inboxes]
+        if not any(other.loop is consumer.loop for other in left):
             link = self._links.pop(asyncio.get_running_loop(), None)
             if link is not None:
                 await link.close()
@@ -188,7 +229,9 @@ class RabbitMQBackend(Backend):
         original = delivery.known_envelope
         # A body that is filed as it came keeps its bytes, with all that this version cannot read.
         body = delivery.body if final is None or final == original else final.encode()
-        message = codec.dead_letter(body, final or original, delivery.queue, cause, reason)
+        message = codec.dead_letter(
+            body, final or original, delivery.queue, cause, reason, delivery.filing_key
+        )
         route = Route(exchange=self.topology.dead_exchange, key=delivery.queue)
         await asyncio.wrap_future(self._publish(self.queue(delivery.queue), route, message))
 
@@ -198,7 +241,7 @@ class RabbitMQBackend(Backend):
 
     def counted_copy(self, delivery: RabbitMQDelivery) -> codec.Message:
         """Return a redelivered message with its start counted, at the top of its queue."""
-        headers = {**codec.own_headers(delivery.headers), codec.STARTS: delivery.starts}
+        headers = {**delivery.headers_of_copies, codec.STARTS: delivery.starts}
         level = self.queue(delivery.queue).level(0, front=True)
         return _copy_of(delivery, self.topology.priority(level, top=True), headers)
 
@@ -221,7 +264,7 @@ class RabbitMQBackend(Backend):
                 MAX_HOLD // 86400,
             )
         priority = self.topology.priority(delivery.priority, held=True)
-        copy = _copy_of(delivery, priority, codec.own_headers(delivery.headers))
+        copy = _copy_of(delivery, priority, delivery.headers_of_copies)
         try:
             await self.send(delivery, copy, delivery.early_by())
         except BackendError as error:
@@ -236,9 +279,12 @@ class RabbitMQBackend(Backend):
 
     # Internals
 
-    def _publish(self, config: QueueConfig, route: Route, message: codec.Message) -> Future[None]:
+    def _publish(
+        self, config: QueueConfig | None, route: Route, message: codec.Message
+    ) -> Future[None]:
         """Publish; if the broker finds nothing there, declare and publish once more."""
-        recover = partial(self._declare_and_publish, config) if self._may_declare() else None
+        may_declare = config is not None and self.settings.declare == "auto"
+        recover = partial(self._declare_and_publish, config) if config and may_declare else None
         return self._publisher.publish(route.exchange, route.key, message, recover)
 
     def _declare_and_publish(
@@ -263,9 +309,6 @@ class RabbitMQBackend(Backend):
             item.fail(closed)
         else:
             declared.add_done_callback(go_on)
-
-    def _may_declare(self) -> bool:
-        return self.settings.declare == "auto"
 
     def _ask(self, wanted: Sequence[Operation], patience: float = 0.0) -> list[Any]:
         """Run operations on the publisher's connection and wait for their answers."""

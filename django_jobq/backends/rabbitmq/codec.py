@@ -6,8 +6,11 @@ The body is the truth; the headers repeat what the consumer needs before it deco
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import os
+import re
+import secrets
 import time
 import uuid
 from collections.abc import Mapping
@@ -30,6 +33,7 @@ DEATH_REASON = "x-death-reason"
 ORIGINAL_QUEUE = "x-original-queue"
 ATTEMPTS = "x-attempts"
 DIED_AT = "x-died-at"
+FILING_KEY = "x-jobq-filing-key"
 
 # Brokers before 4.0.1 take a copied x-death header for a cycle and drop the message.
 _BROKER_HEADERS = (
@@ -91,7 +95,7 @@ def encode(envelope: Envelope, priority: int, *, held: float = 0.0) -> Message:
 
 
 def dead_letter(
-    body: bytes, envelope: Envelope | None, queue: str, cause: Cause, reason: str
+    body: bytes, envelope: Envelope | None, queue: str, cause: Cause, reason: str, key: str
 ) -> Message:
     """Return the message that files a body; ``envelope`` is what could be read of it."""
     headers: dict[str, Any] = {
@@ -100,6 +104,7 @@ def dead_letter(
         ORIGINAL_QUEUE: queue,
         ATTEMPTS: min(attempts_made(envelope, cause), _MOST),
         DIED_AT: time.time_ns() // 1_000_000,
+        FILING_KEY: key,
     }
     if envelope is not None:
         headers[JOB_ID] = str(envelope.job_id)
@@ -110,6 +115,19 @@ def dead_letter(
         headers=headers,
         content_type=CONTENT_TYPE if envelope else None,
     )
+
+
+def filing_key(headers: Mapping[str, Any], message_id: str | None, body: bytes) -> str:
+    """Return by what a message is known as one dead letter, however often it comes.
+
+    A copy made of it carries the key of the first. Without a message id it is known by nothing.
+    """
+    carried = headers.get(FILING_KEY)
+    if isinstance(carried, str) and re.fullmatch(r"[0-9a-f]{64}", carried):
+        return carried
+    if not message_id:
+        return secrets.token_hex(32)
+    return hashlib.sha256(message_id.encode() + b"\0" + body).hexdigest()
 
 
 def own_headers(headers: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -116,6 +116,12 @@ class Topology:
         """Return the physical name of a work queue."""
         return f"{self.prefix}.q.{config.name}.{config.revision}"
 
+    def logical_name(self, work_queue: str) -> str | None:
+        """Return the name of a work queue in the settings, or None if it is none of ours."""
+        start = f"{self.prefix}.q."
+        name, _, revision = work_queue.removeprefix(start).rpartition(".")
+        return name if work_queue.startswith(start) and name and revision.isdigit() else None
+
     def route(self, queue: str, delay: float = 0.0) -> Route:
         """Return the way of a message; a delay is rounded up, and cut at MAX_HOLD."""
         seconds = min(math.ceil(delay), MAX_HOLD)

@@ -1,5 +1,6 @@
 """Envelopes as messages: the properties of a publish."""
 
+import re
 import time
 import uuid
 
@@ -61,7 +62,7 @@ class TestCodec:
     def test_a_dead_letter_says_why(self) -> None:
         envelope = make_envelope(attempt=3)
         began = int(time.time() * 1000)
-        message = codec.dead_letter(b"body", envelope, "mail", "exhausted", "gave up")
+        message = codec.dead_letter(b"body", envelope, "mail", "exhausted", "gave up", "key")
         assert (message.body, message.content_type) == (b"body", "application/json")
         died_at = message.headers["x-died-at"]
         assert began <= died_at <= time.time() * 1000
@@ -71,12 +72,13 @@ class TestCodec:
             "x-death-reason": "gave up",
             "x-original-queue": "mail",
             "x-attempts": 3,
+            "x-jobq-filing-key": "key",
             "x-job-id": str(envelope.job_id),
         }
 
     @pytest.mark.contract(145)
     def test_an_undecodable_dead_letter_keeps_its_body(self) -> None:
-        message = codec.dead_letter(b"\x80\x02", None, "mail", "decode", "malformed")
+        message = codec.dead_letter(b"\x80\x02", None, "mail", "decode", "malformed", "key")
         assert (message.body, message.content_type, message.type) == (b"\x80\x02", None, None)
         assert message.headers["x-attempts"] == 0
         assert "x-job-id" not in message.headers
@@ -84,7 +86,8 @@ class TestCodec:
     @pytest.mark.contract(145)
     def test_b07_the_reason_leaves_room_for_all_headers_in_a_frame(self) -> None:
         reason = clip("😀" * 2_000_000)
-        headers = codec.dead_letter(b"", make_envelope(), "q" * 255, "fatal", reason).headers
+        message = codec.dead_letter(b"", make_envelope(), "q" * 255, "fatal", reason, "k" * 64)
+        headers = message.headers
         assert sum(len(str(value).encode()) for value in headers.values()) < 100_000
         assert headers["x-death-reason"] == reason
 
@@ -93,12 +96,28 @@ class TestCodec:
         envelope = make_envelope(job="job\ud800", attempt=2**70, deferrals=2**70)
         for message in (
             codec.encode(envelope, 0),
-            codec.dead_letter(b"", envelope, "a", "fatal", "half \udc00"),
+            codec.dead_letter(b"", envelope, "a", "fatal", "half \udc00", "key"),
         ):
             pika.BasicProperties(type=message.type, headers=dict(message.headers)).encode()
             assert message.type == "job\\ud800"
         assert message.headers["x-death-reason"] == "half \\udc00"
         assert message.headers["x-attempts"] == 2**63 - 1
+
+    @pytest.mark.contract(116)
+    def test_a_dead_letter_is_known_by_message_id_and_body(self) -> None:
+        key = codec.filing_key({}, "1-a", b"body")
+        assert re.fullmatch("[0-9a-f]{64}", key)
+        assert codec.filing_key({}, "1-a", b"body") == key
+        assert codec.filing_key({codec.FILING_KEY: key}, "2-b", b"other") == key
+        others = [({}, "1-b", b"body"), ({}, "1-a", b"bodies"), ({}, "1", b"-abody")]
+        # Without an id, equal bodies may be two letters: neither may pass for the other.
+        others += [({}, None, b"body"), ({}, None, b"body"), ({}, "", b"body")]
+        assert len({key, *(codec.filing_key(*other) for other in others)}) == 7
+
+    @pytest.mark.parametrize("carried", ["", "x" * 64, "A" * 64, "a" * 63, 7, None, b"a" * 64])
+    def test_a_key_that_is_none_is_not_carried_on(self, carried: object) -> None:
+        headers = {codec.FILING_KEY: carried}
+        assert codec.filing_key(headers, "1-a", b"") == codec.filing_key({}, "1-a", b"")
 
     @pytest.mark.contract(143)
     def test_what_the_broker_added_is_stripped(self) -> None:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from django_jobq.backends.base import Consumer, Delivery
 from django_jobq.backends.rabbitmq.consumer.delivery import RabbitMQDelivery
 from django_jobq.backends.rabbitmq.consumer.frames import Message
-from django_jobq.backends.rabbitmq.consumer.link import CLOSE_TIMEOUT, LOST
+from django_jobq.backends.rabbitmq.consumer.link import CLOSE_TIMEOUT, is_outage
 from django_jobq.backends.rabbitmq.consumer.outcomes import Outcomes, Settle
 from django_jobq.backends.rabbitmq.consumer.session import Session
-from django_jobq.exceptions import AlreadySettled, BackendError, BackendUnavailable, ShutDown
+from django_jobq.exceptions import AlreadySettled, BackendError, ShutDown
 from django_jobq.queues import QueueConfig
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class RabbitMQConsumer(Consumer):
         try:
             await self._consume_once()
         except (asyncio.CancelledError, Exception) as error:
-            if not _is_outage(error) or self._closing.is_set():
+            if not is_outage(error) or self._closing.is_set():
                 raise
             logger.warning("Queue %s: consuming failed: %r", self.config.name, error)
             await asyncio.sleep(_PAUSE_AFTER_FAILURE)
@@ -282,14 +282,3 @@ class RabbitMQConsumer(Consumer):
         task = asyncio.ensure_future(work)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
-
-
-def _is_outage(error: BaseException) -> bool:
-    """Return whether an error says no more than that a channel or its connection is gone.
-
-    The client says so with a bare Exception, too, and by cancelling what waits for an answer.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and not task.cancelling()
-    return isinstance(error, (BackendUnavailable, *LOST)) or type(error) is Exception

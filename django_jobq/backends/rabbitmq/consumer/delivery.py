@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_jobq.backends.base import Cause, Delivery, DeliveryLimitReached
 from django_jobq.backends.rabbitmq import codec
@@ -45,6 +45,16 @@ class RabbitMQDelivery(Delivery):
     def is_lost(self) -> bool:
         """Return whether the channel of the message is gone."""
         return not self.session.is_alive
+
+    @property
+    def filing_key(self) -> str:
+        """Return by what the message is known as one dead letter."""
+        return codec.filing_key(self.headers, self.message_id, self.body)
+
+    @property
+    def headers_of_copies(self) -> dict[str, Any]:
+        """Return the headers of a message that takes the place of this one."""
+        return {**codec.own_headers(self.headers), codec.FILING_KEY: self.filing_key}
 
     @property
     def starts(self) -> int:
@@ -108,7 +118,7 @@ class RabbitMQDelivery(Delivery):
         if self.begun and self.session.is_alive:
             # A nack would count as a start that came to nothing; a fresh copy does not.
             with contextlib.suppress(BackendError):
-                headers = codec.own_headers(self.headers)
+                headers = self.headers_of_copies
                 headers.pop(codec.STARTS, None)
                 await self.consumer.backend.republish(self, headers)
                 self.consumer.settled(self)

@@ -26,7 +26,7 @@ from django_jobq.backends.rabbitmq.consumer.frames import FrameReader
 from django_jobq.backends.rabbitmq.options import RabbitMQOptions
 from django_jobq.backends.rabbitmq.url import BrokerAddress
 from django_jobq.backends.rabbitmq.versions import shortcoming
-from django_jobq.exceptions import AccessRefused, ShutDown
+from django_jobq.exceptions import AccessRefused, BackendUnavailable, ShutDown
 
 logger = logging.getLogger("django_jobq.rabbitmq")
 
@@ -34,6 +34,17 @@ CONNECT_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 3.0
 # What a client of the broker raises for a lost connection, and a transport below it.
 LOST = (AMQPError, OSError, RuntimeError, asyncio.TimeoutError)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether an error says no more than that a channel or its connection is gone.
+
+    The client says so with a bare Exception, too, and by cancelling what waits for an answer.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return isinstance(error, (BackendUnavailable, *LOST)) or type(error) is Exception
 
 
 async def tolerate(call: Awaitable[object]) -> None:
