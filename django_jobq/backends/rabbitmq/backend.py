@@ -283,8 +283,9 @@ class RabbitMQBackend(Backend):
         self, config: QueueConfig | None, route: Route, message: codec.Message
     ) -> Future[None]:
         """Publish; if the broker finds nothing there, declare and publish once more."""
-        may_declare = config is not None and self.settings.declare == "auto"
-        recover = partial(self._declare_and_publish, config) if config and may_declare else None
+        recover = None
+        if config is not None and self._may_declare():
+            recover = partial(self._declare_and_publish, config)
         return self._publisher.publish(route.exchange, route.key, message, recover)
 
     def _declare_and_publish(
@@ -309,6 +310,9 @@ class RabbitMQBackend(Backend):
             item.fail(closed)
         else:
             declared.add_done_callback(go_on)
+
+    def _may_declare(self) -> bool:
+        return self.settings.declare == "auto"
 
     def _ask(self, wanted: Sequence[Operation], patience: float = 0.0) -> list[Any]:
         """Run operations on the publisher's connection and wait for their answers."""

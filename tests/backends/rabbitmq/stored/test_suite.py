@@ -2,8 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
 from unittest import mock
 
 import pytest
@@ -11,13 +13,42 @@ from django.conf import settings
 from django.db import OperationalError, connections
 
 from django_jobq.backends.base import Backend
+from django_jobq.backends.memory import MemoryDeadLetter
 from django_jobq.backends.rabbitmq import RabbitMQBackend
+from django_jobq.envelope import decode_or_none
+from django_jobq.models import DeadLetter
 from django_jobq.queues import QueueConfig
 from django_jobq.store import holds
 from django_jobq.worker.relay import Relay
 from tests.backends.rabbitmq_contract import RabbitMQHooks
 from tests.backends.worker_contract import WorkerContract
 from tests.store.tools import USING
+
+R = TypeVar("R")
+
+
+def in_thread(func: Callable[[], R]) -> R:
+    """Call, and give up the connections of this thread."""
+    try:
+        return func()
+    finally:
+        connections.close_all()
+
+
+def letters_on_file(queue: str) -> list[MemoryDeadLetter]:
+    """Return dead letters of the database as the suite wants them."""
+    return [
+        MemoryDeadLetter(
+            queue=letter.queue,
+            body=bytes(letter.body),
+            cause=letter.cause,
+            reason=letter.reason,
+            envelope=decode_or_none(bytes(letter.body)),
+            attempts=letter.attempts,
+            died_at=letter.died_at.timestamp(),
+        )
+        for letter in DeadLetter.objects.using(USING).filter(queue=queue).order_by("id")
+    ]
 
 
 class StoredRabbitMQHooks(RabbitMQHooks):
@@ -31,16 +62,17 @@ class StoredRabbitMQHooks(RabbitMQHooks):
         """Wait until a queue has that many jobs ready; what is due is published meanwhile."""
         relay = Relay(backend, USING)
 
-        def sweep() -> None:
-            try:
-                relay.sweep()
-            finally:
-                connections.close_all()
-
         deadline = time.monotonic() + self.patience
         while backend.counts(queue).ready != number:
             assert time.monotonic() < deadline, "the state was not reached in time"
-            await asyncio.to_thread(sweep)
+            await asyncio.to_thread(in_thread, relay.sweep)
+
+    async def dead_letters(self, backend: Backend, queue: str) -> list[Any]:
+        """Return what is on file, and what no worker has filed yet."""
+        waiting = await super().dead_letters(backend, queue)
+        found = await asyncio.to_thread(in_thread, partial(letters_on_file, queue))
+        bodies = [letter.body for letter in found]
+        return [*found, *(letter for letter in waiting if letter.body not in bodies)]
 
     @contextmanager
     def break_storing(self, backend: Backend) -> Iterator[None]:
