@@ -5,15 +5,13 @@ What cannot be removed, or has not been published, stays: the relay of a worker 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, OperationalError
+from django.db import Error, InterfaceError, OperationalError
 
 from django_jobq.envelope import log_fields
 from django_jobq.exceptions import BackendUnavailable
@@ -21,12 +19,11 @@ from django_jobq.publication import Checked
 from django_jobq.release import Row
 from django_jobq.store import holds, outbox
 from django_jobq.store.rows import NewJob
+from django_jobq.store.tables import naming_missing_tables
 
 logger = logging.getLogger("django_jobq.producer")
 
 _PUT = {Row.OUTBOX: outbox.put, Row.HOLD: holds.new}
-_UNDEFINED_TABLE = "42P01"
-_NO_SUCH_TABLE = 1146
 
 
 def store(items: Iterable[Checked]) -> None:
@@ -44,7 +41,7 @@ def _store(row: Row, alias: str, items: list[Checked], using: str) -> None:
     """
     jobs = [_new(item, item.publication.delay) for item in items]
     try:
-        with _naming_missing_tables(using):
+        with naming_missing_tables(using):
             token = _PUT[row](alias, jobs, using=using)
     except (OperationalError, InterfaceError) as error:
         if items[0].release.awaits_commit:
@@ -61,7 +58,7 @@ def store_undelivered(items: Iterable[Checked]) -> None:
     for (alias, using), group in _by_place(chosen).items():
         reason = str(group[0].error())
         try:
-            with _naming_missing_tables(using):
+            with naming_missing_tables(using):
                 outbox.put_undelivered(
                     alias, [_new(item, item.left) for item in group], reason, using=using
                 )
@@ -155,26 +152,3 @@ def _by_place(items: Iterable[Checked]) -> dict[tuple[str, str], list[Checked]]:
         assert item.release.connection is not None
         places[item.backend.alias, item.release.connection.alias].append(item)
     return places
-
-
-@contextlib.contextmanager
-def _naming_missing_tables(using: str) -> Iterator[None]:
-    """Say in words what a database says in a code when `migrate` has not run."""
-    try:
-        yield
-    except Error as error:
-        if not _is_missing_table(error.__cause__):
-            raise
-        option = "" if using == DEFAULT_DB_ALIAS else f" --database {using}"
-        raise ImproperlyConfigured(
-            f"database {using!r} has no table of stored jobs: run manage.py migrate{option}"
-        ) from error
-
-
-def _is_missing_table(error: BaseException | None) -> bool:
-    """Return whether that is what PostgreSQL, MariaDB or SQLite says."""
-    return (
-        getattr(error, "sqlstate", getattr(error, "pgcode", None)) == _UNDEFINED_TABLE
-        or (error is not None and error.args[:1] == (_NO_SUCH_TABLE,))
-        or "no such table" in str(error)
-    )

@@ -19,6 +19,7 @@ from django_jobq.backends.handler import backends
 from django_jobq.exceptions import BackendError, JobqError, PublishFailed
 from django_jobq.store import census
 from django_jobq.store.census import Stored
+from django_jobq.store.tables import naming_missing_tables
 
 OK, UNAVAILABLE = "ok", "unavailable"
 
@@ -146,22 +147,19 @@ class _Reader:
             return None
         found: dict[str, Stored] | None = None
         for using in self._backend.databases:
-            try:
-                rows = census.by_queue(self._backend.alias, using=using)
-            except (Error, ConnectionDoesNotExist, ImproperlyConfigured) as error:
-                self.problems.append(_database_problem(using, error))
-                continue
-            found = found or {}
-            for name, stored in rows.items():
-                found[name] = found.get(name, Stored()) + stored
+            rows = self._rows(using)
+            if rows is not None:
+                found = found or {}
+                for name, stored in rows.items():
+                    found[name] = found.get(name, Stored()) + stored
         return found
 
-
-def _database_problem(using: str, error: Exception) -> str:
-    """Return why a database cannot be read, in one line."""
-    if isinstance(error, Error) and census.is_not_migrated(using=using):
-        return (
-            f"database {using!r} has no table of stored jobs; run manage.py migrate --database"
-            f" {using}"
-        )
-    return f"database {using!r}: {' '.join(str(error).split())}"
+    def _rows(self, using: str) -> dict[str, Stored] | None:
+        try:
+            with naming_missing_tables(using):
+                return census.by_queue(self._backend.alias, using=using)
+        except ImproperlyConfigured as error:
+            self.problems.append(str(error))
+        except (Error, ConnectionDoesNotExist) as error:
+            self.problems.append(f"database {using!r}: {' '.join(str(error).split())}")
+        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from django.db import Error, connections
 from django.db.models import Count, Max, Min, Q
 
 from django_jobq.store.rows import FRESH, HOLD, OUTBOX, DatabaseTime, stored_jobs
@@ -49,15 +48,3 @@ def by_queue(alias: str, *, using: str) -> dict[str, Stored]:
         )
         for row in rows.order_by("queue")
     }
-
-
-def is_not_migrated(*, using: str) -> bool:
-    """Return whether a database that answers lacks the table."""
-    try:
-        return stored_jobs(using).model._meta.db_table not in _tables(using)
-    except Error:
-        return False
-
-
-def _tables(using: str) -> list[str]:
-    return connections[using].introspection.table_names()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db.transaction import TransactionManagementError
+from django.db import Error
 
 from django_jobq.backends.base import Backend
 from django_jobq.backends.handler import backends
@@ -80,8 +80,9 @@ class Command(BaseCommand):
                 front=options["front"] or None,
                 correlation_id=options["correlation_id"],
             ).enqueue(*arguments, **keywords)
-        except (JobqError, ImproperlyConfigured, TransactionManagementError) as error:
-            raise CommandError(str(error)) from error
+        except (JobqError, ImproperlyConfigured, Error) as error:
+            # In one line, unlike what some databases say.
+            raise CommandError(" ".join(str(error).split())) from error
         if options["verbosity"] > 0:
             self.stdout.write(str(enqueued.id))
             self.stderr.write(f"Enqueued {enqueued.job} on queue {enqueued.queue}", str)
