@@ -94,9 +94,9 @@ class _Reader:
         self._answers = True
 
     def queues(self, only: Collection[str]) -> Iterator[QueueStatus]:
-        """Yield the queues that JOBQ names, then others of which the database has jobs."""
+        """Yield the queues that JOBQ names, then others of which the database has something."""
         stored = self._stored()
-        for name in dict.fromkeys([*self._backend.queues, *(stored or ())]):
+        for name in dict.fromkeys([*self._backend.queues, *sorted(stored or ())]):
             if not only or name in only:
                 yield self._queue(name, stored)
 
@@ -108,14 +108,14 @@ class _Reader:
         counts, note = self._counts(name)
         here = Stored() if stored is None else stored.get(name, Stored())
         in_outbox = self._backend.uses_outbox and stored is not None
-        in_database = self._backend.uses_holds and stored is not None
+        holds_here = self._backend.uses_holds and stored is not None
         return QueueStatus(
             name=name,
             ready=counts.ready,
-            held=here.held if in_database or here.held else counts.held,
+            held=here.held if holds_here or here.held else counts.held,
             undelivered=here.undelivered if in_outbox or here.undelivered else None,
             oldest_undelivered=here.oldest,
-            dead=counts.dead,
+            dead=counts.dead if stored is None else here.dead,
             consumers=counts.consumers,
             note=note,
         )
@@ -142,8 +142,8 @@ class _Reader:
             return None
 
     def _stored(self) -> dict[str, Stored] | None:
-        """Return the stored jobs by queue; None where nothing is stored or can be read."""
-        if not (self._backend.uses_outbox or self._backend.uses_holds):
+        """Return what is stored by queue; None where nothing is stored or can be read."""
+        if not self._backend.stores_jobs:
             return None
         found: dict[str, Stored] | None = None
         for using in self._backend.databases:

@@ -1,4 +1,4 @@
-"""How many jobs the database remembers, queue by queue."""
+"""How many jobs and dead letters the database remembers, queue by queue."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import dataclasses
 
 from django.db.models import Count, Max, Min, Q
 
+from django_jobq.store.dead_letters import open_letters
 from django_jobq.store.rows import FRESH, HOLD, OUTBOX, DatabaseTime, stored_jobs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Count the stored jobs of a queue; ``oldest`` is the age of an undelivered one in seconds."""
+    """Count what is stored of a queue; ``oldest`` is the age of an undelivered job in seconds.
+
+    ``dead`` is how many letters are open.
+    """
 
     held: int = 0
     undelivered: int = 0
     oldest: float | None = None
+    dead: int = 0
 
     def __add__(self, other: Stored) -> Stored:
         ages = [age for age in (self.oldest, other.oldest) if age is not None]
@@ -23,11 +28,20 @@ class Stored:
             held=self.held + other.held,
             undelivered=self.undelivered + other.undelivered,
             oldest=max(ages, default=None),
+            dead=self.dead + other.dead,
         )
 
 
 def by_queue(alias: str, *, using: str) -> dict[str, Stored]:
-    """Return the counts of every queue that has stored jobs, with one query."""
+    """Return the counts of every queue of which something is stored, with two queries."""
+    found = _jobs(alias, using)
+    letters = open_letters(alias, using=using).order_by("queue").values_list("queue")
+    for queue, number in letters.annotate(number=Count("id")):
+        found[queue] = found.get(queue, Stored()) + Stored(dead=number)
+    return found
+
+
+def _jobs(alias: str, using: str) -> dict[str, Stored]:
     undelivered = Q(kind__in=(FRESH, OUTBOX))
     rows = (
         stored_jobs(using)

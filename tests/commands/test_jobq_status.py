@@ -17,7 +17,7 @@ from django_jobq.management.commands.jobq_status import EXIT_UNAVAILABLE
 from django_jobq.status import BackendStatus, QueueStatus
 from django_jobq.store import census
 from tests.commands.test_jobq_enqueue import manage
-from tests.store.tools import USING, elapse, enqueue, envelope, put
+from tests.store.tools import USING, elapse, enqueue, envelope, file, letter, put
 
 Capture = pytest.CaptureFixture[str]
 
@@ -94,7 +94,7 @@ def test_json_has_a_fixed_shape(settings: Any, capsys: Capture) -> None:
                         "held": 0,
                         "undelivered": 0,
                         "oldest_undelivered": None,
-                        "dead": None,
+                        "dead": 0,
                         "consumers": 2,
                         "note": None,
                     }
@@ -111,16 +111,18 @@ def test_the_database_tells_what_is_held_and_undelivered(settings: Any, capsys: 
     settings.JOBQ = {"default": SHARED}
     put(envelope(queue="email"), 300)
     enqueue(envelope(), envelope())
+    file(letter(queue="email"))
     elapse(120)
     queues = tree(capsys)["backends"]["default"]["queues"]
-    assert [queues["email"][key] for key in ("held", "undelivered")] == [1, 0]
-    assert [queues["default"][key] for key in ("held", "undelivered")] == [0, 2]
+    stored = ("held", "undelivered", "dead")
+    assert [queues["email"][key] for key in stored] == [1, 0, 1]
+    assert [queues["default"][key] for key in stored] == [0, 2, 0]
     assert 120 <= queues["default"]["oldest_undelivered"] < 180
     assert text(capsys).splitlines() == [
         "default (shared): ok",
         "  queue    ready  held    undelivered  dead  consumers",
-        "  default      7     0  2 (oldest 2m)     -          2",
-        "  email        5     1              0     -          2",
+        "  default      7     0  2 (oldest 2m)     0          2",
+        "  email        5     1              0     1          2",
         "  dead letters not filed yet: 4",
     ]
 
@@ -132,7 +134,10 @@ def test_jobs_of_a_queue_that_nobody_names_are_not_hidden(settings: Any, capsys:
     retired = tree(capsys)["backends"]["default"]["queues"]["retired"]
     assert (retired["ready"], retired["held"]) == (None, 1)
     assert "not named by JOBQ" in retired["note"]
-    assert "not named by JOBQ, so that no worker serves it: retired" in text(capsys)
+    file(letter(queue=""))
+    shown = text(capsys)
+    assert "  (none)  " in shown
+    assert "not named by JOBQ, so that no worker serves it: (none), retired" in shown
 
 
 @stores

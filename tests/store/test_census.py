@@ -4,10 +4,10 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from django_jobq.store import census, outbox
+from django_jobq.store import census, dead_letters, outbox
 from django_jobq.store.census import Stored
 from django_jobq.store.rows import NewJob
-from tests.store.tools import USING, claim, elapse, enqueue, envelope, put
+from tests.store.tools import USING, claim, elapse, enqueue, envelope, file, letter, put
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=[USING])
 
@@ -27,7 +27,7 @@ def test_each_queue_has_its_holds_and_what_is_undelivered() -> None:
     outbox.put("other", [NewJob(envelope=envelope(queue="elsewhere"))], using=USING)
     with CaptureQueriesContext(connections[USING]) as queries:
         found = census.by_queue("default", using=USING)
-    assert len(queries) == 1
+    assert len(queries) == 2
     assert {name: (stored.held, stored.undelivered) for name, stored in found.items()} == {
         "default": (0, 2),
         "email": (4, 1),
@@ -47,9 +47,21 @@ def test_the_age_is_that_of_the_oldest_undelivered_job_on_the_clock_of_the_datab
     assert 120 <= stored.oldest < 180
 
 
+@pytest.mark.contract(22)
+def test_open_letters_are_counted_and_resolved_ones_are_not() -> None:
+    put(envelope(queue="email"), 300)
+    rows = file(*(letter(queue="email") for _ in range(3)), letter(queue="retired"))
+    file(letter(queue="email"), alias="other")
+    dead_letters.discard([rows[0].pk], using=USING)
+    assert census.by_queue("default", using=USING) == {
+        "email": Stored(held=1, dead=2),
+        "retired": Stored(dead=1),
+    }
+
+
 def test_two_databases_add_up() -> None:
-    old = Stored(held=1, undelivered=2, oldest=60.0)
-    new = Stored(held=10, undelivered=20, oldest=5.0)
-    assert old + new == new + old == Stored(held=11, undelivered=22, oldest=60.0)
+    old = Stored(held=1, undelivered=2, oldest=60.0, dead=3)
+    new = Stored(held=10, undelivered=20, oldest=5.0, dead=30)
+    assert old + new == new + old == Stored(held=11, undelivered=22, oldest=60.0, dead=33)
     assert (old + Stored()).oldest == 60.0
     assert (Stored() + Stored()).oldest is None

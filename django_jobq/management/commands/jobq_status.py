@@ -124,7 +124,7 @@ def _paragraph(status: BackendStatus) -> Iterator[str]:
     if status.queues:
         yield from _table([_COLUMNS, *(_cells(queue) for queue in status.queues)])
     for note in dict.fromkeys(queue.note for queue in status.queues if queue.note):
-        names = [queue.name for queue in status.queues if queue.note == note]
+        names = [_named(queue) for queue in status.queues if queue.note == note]
         yield from _wrapped(f"{note}: {', '.join(names)}")
     if status.unfiled:
         yield from _wrapped(f"dead letters not filed yet: {status.unfiled}")
@@ -135,7 +135,12 @@ def _cells(queue: QueueStatus) -> tuple[str, ...]:
     cells = ["-" if number is None else str(number) for number in numbers]
     if queue.oldest_undelivered is not None:
         cells[2] += f" (oldest {_age(queue.oldest_undelivered)})"
-    return (queue.name, *cells)
+    return (_named(queue), *cells)
+
+
+def _named(queue: QueueStatus) -> str:
+    """Return the name; a dead letter of foreign make may tell none."""
+    return queue.name or "(none)"
 
 
 def _age(seconds: float) -> str:
