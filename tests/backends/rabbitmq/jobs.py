@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from django_jobq import job
+from django_jobq import Defer, job
 from django_jobq.context import JobContext
 from django_jobq.envelope import Envelope
+from django_jobq.store import holds
 
 
 def note(event: str, job: JobContext | Envelope) -> None:
@@ -39,6 +40,32 @@ def fail(context: JobContext) -> None:
     """Fail."""
     note("started", context)
     raise ValueError("no luck")
+
+
+@job(queue="a", name="tests.defer", takes_context=True)
+def defer(context: JobContext, delay: str) -> None:
+    """Defer for ever, until the process is told to let it end."""
+    note(f"started-{context.deferrals}", context)
+    if "JOBQ_TEST_END" in os.environ:
+        note("ended", context)
+        return
+    raise Defer(delay)
+
+
+def die_once_stored() -> None:
+    """End the process with every hold, between its commit and the acknowledgement."""
+    put = holds.put
+
+    def put_and_die(*args: Any, **kwargs: Any) -> bool:
+        put(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    holds.put = put_and_die
+
+
+if "JOBQ_TEST_DIE_ONCE_STORED" in os.environ:
+    die_once_stored()
 
 
 def die_in_the_hook(*, envelope: Envelope, **_: Any) -> None:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pika
+from django.db import connections
 from pika.exceptions import ChannelClosedByBroker
 
 from django_jobq import job
@@ -302,6 +303,8 @@ def environment_of(backend: RabbitMQBackend, **keys: Any) -> dict[str, str]:
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.backends.rabbitmq.project",
         "JOBQ_TEST_SETTING": json.dumps({"default": setting}),
+        # The database of the tests, whose name they make up.
+        "JOBQ_TEST_STORED": json.dumps({"NAME": connections["stored"].settings_dict["NAME"]}),
     }
 
 
