@@ -3,12 +3,14 @@
 import os
 import signal
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 from django_jobq import job
 from django_jobq.context import JobContext
 from django_jobq.envelope import Envelope
+from django_jobq.store import filing
 
 
 def note(event: str, job: JobContext | Envelope) -> None:
@@ -39,6 +41,25 @@ def fail(context: JobContext) -> None:
     """Fail."""
     note("started", context)
     raise ValueError("no luck")
+
+
+def die_after_filing() -> None:
+    """Let the process end the first time that dead letters were filed, and not removed yet."""
+    file = filing.file
+
+    def file_and_die(*args: Any, **options: Any) -> None:
+        file(*args, **options)
+        notes = Path(os.environ["JOBQ_TEST_NOTES"])
+        if "filed " not in notes.read_text():
+            with notes.open("a") as lines:
+                lines.write(f"filed {uuid.uuid4()}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    filing.file = file_and_die
+
+
+if "JOBQ_TEST_DIE_AFTER_FILING" in os.environ:
+    die_after_filing()
 
 
 def die_in_the_hook(*, envelope: Envelope, **_: Any) -> None:

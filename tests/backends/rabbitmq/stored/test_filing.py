@@ -6,8 +6,10 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -27,6 +29,7 @@ from tests.backends.rabbitmq.support import (
     PATIENCE,
     BackendFactory,
     Runs,
+    WorkerProcess,
     browse,
     channel,
     ready,
@@ -174,6 +177,35 @@ async def test_a_worker_that_dies_before_it_removes_a_letter_files_it_once(
         assert await source.letters() == []
     assert await asyncio.to_thread(count) == 3
     assert ready(make.url, backend.topology.dead) == 0
+
+
+@pytest.mark.contract(116)
+def test_a_worker_process_that_is_killed_between_filing_and_removing_files_once(
+    make: BackendFactory, tmp_path: Path
+) -> None:
+    backend = storing(make("a"))
+    (sent,) = send(backend, 1, queue="a", job="tests.fail")
+    worker = WorkerProcess(backend, tmp_path)
+    worker.set_environment(JOBQ_TEST_DIE_AFTER_FILING="1", JOBQ_TEST_DATABASE=database_url())
+    with worker:
+        assert worker.wait() == -signal.SIGKILL
+        assert [row.job_id for row in filed()] == [sent.job_id]
+        worker.start()
+        wait_until(lambda: "Filed 1 dead letter(s)" in worker.output)
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert [row.job_id for row in filed()] == [sent.job_id]
+    assert ready(make.url, backend.topology.dead) == 0
+
+
+def database_url() -> str:
+    """Return the URL of the database of the tests, for another process."""
+    database = connections[USING].settings_dict
+    if connections[USING].vendor == "sqlite":
+        return f"sqlite:///{database['NAME']}"
+    host = f"{database['USER'] or ''}@{database['HOST']}:{database['PORT'] or ''}"
+    scheme = {"mysql": "mysql", "postgresql": "postgres"}[connections[USING].vendor]
+    return f"{scheme}://{host.removeprefix('@').removesuffix(':')}/{database['NAME']}"
 
 
 @pytest.mark.contract(116)
