@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 from django_jobq import Defer, job
 from django_jobq.context import JobContext
 from django_jobq.envelope import Envelope
-from django_jobq.store import holds
+from django_jobq.store import filing, holds
 
 
 def note(event: str, job: JobContext | Envelope) -> None:
@@ -66,6 +67,25 @@ def die_once_stored() -> None:
 
 if "JOBQ_TEST_DIE_ONCE_STORED" in os.environ:
     die_once_stored()
+
+
+def die_after_filing() -> None:
+    """Let the process end the first time that dead letters were filed, and not removed yet."""
+    file = filing.file
+
+    def file_and_die(*args: Any, **options: Any) -> None:
+        file(*args, **options)
+        notes = Path(os.environ["JOBQ_TEST_NOTES"])
+        if "filed " not in notes.read_text():
+            with notes.open("a") as lines:
+                lines.write(f"filed {uuid.uuid4()}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    filing.file = file_and_die
+
+
+if "JOBQ_TEST_DIE_AFTER_FILING" in os.environ:
+    die_after_filing()
 
 
 def die_in_the_hook(*, envelope: Envelope, **_: Any) -> None:

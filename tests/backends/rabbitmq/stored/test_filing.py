@@ -6,9 +6,12 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import uuid
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pika
 import pytest
@@ -27,6 +30,7 @@ from tests.backends.rabbitmq.support import (
     PATIENCE,
     BackendFactory,
     Runs,
+    WorkerProcess,
     browse,
     channel,
     ready,
@@ -37,6 +41,7 @@ from tests.backends.rabbitmq.support import (
 )
 from tests.store.tools import USING
 
+T = TypeVar("T")
 pytestmark = pytest.mark.django_db(transaction=True, databases=[USING])
 
 
@@ -55,13 +60,25 @@ def count() -> int:
     return DeadLetter.objects.using(USING).count()
 
 
+async def query(func: Callable[..., T], *args: Any) -> T:
+    """Ask the database, and leave no connection behind in the thread that did."""
+
+    def run() -> T:
+        try:
+            return func(*args)
+        finally:
+            connections.close_all()
+
+    return await asyncio.to_thread(run)
+
+
 async def until_filed(number: int) -> list[DeadLetter]:
     """Wait until so many letters are on file and return them."""
     deadline = asyncio.get_running_loop().time() + PATIENCE
-    while (found := await asyncio.to_thread(count)) < number:
+    while (found := await query(count)) < number:
         assert asyncio.get_running_loop().time() < deadline, f"{found} letters were filed"
         await asyncio.sleep(0.02)
-    return await asyncio.to_thread(filed)
+    return await query(filed)
 
 
 @contextlib.asynccontextmanager
@@ -78,13 +95,8 @@ async def reading(backend: RabbitMQBackend) -> AsyncIterator[RabbitMQLetters]:
 async def file(source: RabbitMQLetters) -> int:
     """File what waits, and return how many letters it was."""
     found = await source.letters()
-    await asyncio.to_thread(_file_and_close, found)
+    await query(partial(filing.file, "default", found, using=USING))
     return len(found)
-
-
-def _file_and_close(found: Any) -> None:
-    filing.file("default", found, using=USING)
-    connections.close_all()
 
 
 def put_raw(url: str, exchange: str, key: str, body: bytes, **properties: Any) -> None:
@@ -122,7 +134,7 @@ async def test_without_a_database_dead_letters_stay_with_the_broker(
     async with working(backend):
         await asyncio.to_thread(send, backend, 1, queue="a")
         await until(lambda: ready(make.url, backend.topology.dead) == 1)
-    assert await asyncio.to_thread(count) == 0
+    assert await query(count) == 0
 
 
 async def test_a_burst_files_what_it_gives_up(make: BackendFactory, runs: Runs) -> None:
@@ -172,8 +184,37 @@ async def test_a_worker_that_dies_before_it_removes_a_letter_files_it_once(
         assert await file(source) == 3
         await source.remove()
         assert await source.letters() == []
-    assert await asyncio.to_thread(count) == 3
+    assert await query(count) == 3
     assert ready(make.url, backend.topology.dead) == 0
+
+
+@pytest.mark.contract(116)
+def test_a_worker_process_that_is_killed_between_filing_and_removing_files_once(
+    make: BackendFactory, tmp_path: Path
+) -> None:
+    backend = storing(make("a"))
+    (sent,) = send(backend, 1, queue="a", job="tests.fail")
+    worker = WorkerProcess(backend, tmp_path)
+    worker.set_environment(JOBQ_TEST_DIE_AFTER_FILING="1", JOBQ_TEST_DATABASE=database_url())
+    with worker:
+        assert worker.wait() == -signal.SIGKILL
+        assert [row.job_id for row in filed()] == [sent.job_id]
+        worker.start()
+        wait_until(lambda: "Filed 1 dead letter(s)" in worker.output)
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert [row.job_id for row in filed()] == [sent.job_id]
+    assert ready(make.url, backend.topology.dead) == 0
+
+
+def database_url() -> str:
+    """Return the URL of the database of the tests, for another process."""
+    database = connections[USING].settings_dict
+    if connections[USING].vendor == "sqlite":
+        return f"sqlite:///{database['NAME']}"
+    host = f"{database['USER'] or ''}@{database['HOST']}:{database['PORT'] or ''}"
+    scheme = {"mysql": "mysql", "postgresql": "postgres"}[connections[USING].vendor]
+    return f"{scheme}://{host.removeprefix('@').removesuffix(':')}/{database['NAME']}"
 
 
 @pytest.mark.contract(116)
@@ -197,7 +238,7 @@ async def test_a_worker_that_dies_before_it_removes_a_dead_job_files_it_once(
     async with reading(backend) as source:
         assert await file(source) == 2
         await source.remove()
-    assert await asyncio.to_thread(count) == 1
+    assert await query(count) == 1
 
 
 HOSTILE_BODIES = [
@@ -252,7 +293,7 @@ async def test_hostile_headers_do_not_stop_those_behind(make: BackendFactory) ->
             async with asyncio.timeout(PATIENCE):
                 total += await file(source)
                 await source.remove()
-    assert await asyncio.to_thread(count) == 2 * len(HOSTILE_HEADERS)
+    assert await query(count) == 2 * len(HOSTILE_HEADERS)
 
 
 async def test_letters_wait_on_the_broker_while_the_database_is_gone(
@@ -262,24 +303,21 @@ async def test_letters_wait_on_the_broker_while_the_database_is_gone(
     backend = storing(make(QueueConfig(name="a", message_ttl=0.05)))
     await asyncio.to_thread(send, backend, 1, queue="a")
     await until(lambda: ready(make.url, backend.topology.dead) == 1)
-    await asyncio.to_thread(rename, "jobq_deadletter", "gone")
+    await query(rename, "jobq_deadletter", "gone")
     try:
         async with working(backend):
             await until(lambda: "filing of dead letters waits for an outage" in caplog.text)
-            await asyncio.to_thread(rename, "gone", "jobq_deadletter")
+            await query(rename, "gone", "jobq_deadletter")
             await until_filed(1)
             await until(lambda: "filing of dead letters works again" in caplog.text)
             assert ready(make.url, backend.topology.dead) == 0
     finally:
-        if "gone" in await asyncio.to_thread(tables):
-            await asyncio.to_thread(rename, "gone", "jobq_deadletter")
+        if "gone" in await query(tables):
+            await query(rename, "gone", "jobq_deadletter")
 
 
 def tables() -> list[str]:
-    try:
-        return connections[USING].introspection.table_names()
-    finally:
-        connections.close_all()
+    return connections[USING].introspection.table_names()
 
 
 def rename(old: str, new: str) -> None:
@@ -287,7 +325,6 @@ def rename(old: str, new: str) -> None:
         pytest.skip("elsewhere a missing table is no outage")
     with connections[USING].cursor() as cursor:
         cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
-    connections.close_all()
 
 
 def lose(backend: RabbitMQBackend, url: str, queue: str) -> Envelope:
@@ -316,7 +353,7 @@ async def test_a_job_that_lost_its_queue_runs_once_the_queue_is_there_again(
     async with working(backend):
         await until(lambda: runs.ended[sent.job_id] == 1)
         assert ready(make_apart.url, backend.topology.lost) == 0
-    assert await asyncio.to_thread(count) == 0
+    assert await query(count) == 0
 
 
 @pytest.mark.contract(151)
@@ -363,21 +400,18 @@ async def test_a_requeued_job_runs_again_from_its_first_attempt(
     async with working(backend):
         (sent,) = await asyncio.to_thread(send, backend, 1, queue="a")
         (row,) = await until_filed(1)
-        done = await asyncio.to_thread(_requeue, row)
+        done = await query(_requeue, row)
         assert done == dead_letters.Requeued(count=1)
         await until(lambda: runs.ended[sent.job_id] == 1)
     assert [context.attempt for context in runs.contexts] == [1, 2, 1]
     assert {context.job_id for context in runs.contexts} == {sent.job_id}
-    (row,) = await asyncio.to_thread(filed)
+    (row,) = await query(filed)
     assert (row.cause, row.attempts, row.resolution) == ("exhausted", 2, "requeued")
     assert (row.exception, len(row.history)) == ("builtins.ValueError", 2)
 
 
 def _requeue(row: DeadLetter) -> dead_letters.Requeued:
-    try:
-        return dead_letters.requeue([row.pk], using=USING)
-    finally:
-        connections.close_all()
+    return dead_letters.requeue([row.pk], using=USING)
 
 
 async def test_filing_goes_on_when_its_queue_was_deleted(
