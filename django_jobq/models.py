@@ -27,6 +27,7 @@ class StoredJob(models.Model):
         FRESH = "fresh", _("just enqueued")
         OUTBOX = "outbox", _("undelivered")
         HOLD = "hold", _("waiting")
+        GONE = "gone", _("published or cancelled")
 
     alias = models.CharField(_("backend"), max_length=100)
     job_id = models.UUIDField(_("job id"))

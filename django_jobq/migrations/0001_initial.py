@@ -25,6 +25,7 @@ class Migration(migrations.Migration):
                             ("fresh", "just enqueued"),
                             ("outbox", "undelivered"),
                             ("hold", "waiting"),
+                            ("gone", "published or cancelled"),
                         ],
                         max_length=10,
                     ),

@@ -2,6 +2,7 @@
 
 A job has one hold at most. A newer one, of a higher attempt or more deferrals, takes the place of
 an older; what is not newer changes nothing, so that a job which was delivered twice goes on once.
+For the same reason a hold that is gone is remembered for a while.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from django.db.models import Q, QuerySet
 
 from django_jobq.envelope import Envelope
 from django_jobq.store.rows import (
+    CHUNK,
+    GONE,
     HOLD,
     DatabaseTime,
     NewJob,
@@ -23,6 +26,7 @@ from django_jobq.store.rows import (
     counts,
     delete,
     fields,
+    gone,
     insert,
     later,
     leased,
@@ -44,10 +48,11 @@ def new(alias: str, jobs: Iterable[NewJob], *, using: str) -> str:
     return token
 
 
-def put(alias: str, job: NewJob, *, reason: str = "", using: str) -> bool:
-    """Hold what a delivery came to; return False if a row as new as this one is there already.
+def put(alias: str, job: NewJob, *, reason: str = "", again: bool = False, using: str) -> bool:
+    """Hold what a delivery came to; return False if what it came to is, or was, held already.
 
-    That row will be published by itself, so the delivery may be acknowledged either way.
+    With ``again`` it has come to nothing, and is itself held. The delivery may be acknowledged
+    either way.
     """
     values = {**fields(alias, job, HOLD, new_token()), "reason": text(reason)}
     rows = stored_jobs(using).filter(alias=alias, job_id=job.envelope.job_id)
@@ -55,7 +60,7 @@ def put(alias: str, job: NewJob, *, reason: str = "", using: str) -> bool:
         insert([values], using=using, ignore_conflicts=True)
         if rows.filter(token=values["token"]).exists():
             return True
-        if rows.filter(_replaced_by(job.envelope)).update(**values):
+        if rows.filter(_replaced_by(job.envelope, again=again)).update(**values):
             return True
         if rows.filter(_is_newer_than(job.envelope) | _is_as_new_as(job.envelope)).exists():
             return False
@@ -80,7 +85,7 @@ def replace(alias: str, jobs: Iterable[NewJob], *, using: str) -> set[uuid.UUID]
 
 
 def has_successor(alias: str, envelope: Envelope, *, using: str) -> bool:
-    """Return whether what this delivery came to is stored already."""
+    """Return whether what this delivery came to is held, or has been held and is gone."""
     rows = stored_jobs(using).filter(alias=alias, job_id=envelope.job_id)
     return rows.filter(_is_newer_than(envelope)).exists()
 
@@ -93,8 +98,15 @@ def next_due(alias: str, *, using: str) -> float | None:
 
 
 def cancel(ids: Collection[int], *, using: str) -> int:
-    """Delete held jobs that are not being published at this moment, and return how many."""
-    return sum(delete(_free(part, using), using=using) for part in chunks(ids))
+    """Let held jobs be gone that are not being published at this moment, and return how many."""
+    return sum(_free(part, using).update(**gone()) for part in chunks(ids))
+
+
+def forget(alias: str, *, using: str) -> int:
+    """Delete at most a few hundred holds that are gone for long enough, and return how many."""
+    old = stored_jobs(using).filter(alias=alias, kind=GONE, claimable_at__lte=DatabaseTime())
+    ids = list(old.order_by("claimable_at", "id").values_list("id", flat=True)[:CHUNK])
+    return delete(old.filter(id__in=ids), using=using)
 
 
 def run_now(ids: Collection[int], *, using: str) -> int:
@@ -118,14 +130,16 @@ def _free(ids: Collection[int], using: str) -> QuerySet[StoredJob]:
     return stored_jobs(using).filter(~leased(), id__in=ids, kind=HOLD)
 
 
-def _replaced_by(envelope: Envelope) -> Q:
+def _replaced_by(envelope: Envelope, *, again: bool) -> Q:
     """Return the condition of rows whose place a delivery's hold takes.
 
-    A row as new as the delivery is where the delivery comes from, if it is being published or is no
-    hold. Its publisher will delete it.
+    A delivery that is held again comes from a row as new as itself, which is gone, or is about to
+    be, because it was published.
     """
     attempt, deferrals = counts(envelope)
     older = Q(attempt__lt=attempt) | Q(attempt=attempt, deferrals__lt=deferrals)
+    if not again:
+        return older
     return older | (_is_as_new_as(envelope) & (leased() | ~Q(kind=HOLD)))
 
 

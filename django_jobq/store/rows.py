@@ -21,7 +21,7 @@ from django_jobq.envelope import Envelope
 if TYPE_CHECKING:
     from django_jobq.models import DeadLetter, StoredJob
 
-FRESH, OUTBOX, HOLD = "fresh", "outbox", "hold"
+FRESH, OUTBOX, HOLD, GONE = "fresh", "outbox", "hold", "gone"
 # How many rows one statement names; databases differ in how many values they take.
 CHUNK = 400
 # MariaDB takes statements of 16 MB unless told otherwise, and PyMySQL doubles the bodies in them.
@@ -29,6 +29,9 @@ _CHUNK_BYTES = 4_000_000
 MAX_NAME = 255
 _MAX_TEXT = 2_000
 MAX_COUNT = 2**63 - 1
+# For how long a hold is remembered when it is gone. A connection that dies without a word delivers
+# again after minutes, and what is delivered may wait for a slot.
+KEPT = timedelta(minutes=15)
 # Moments end with the year 9999.
 _MAX_DELAY = 100 * 365 * 86_400.0
 
@@ -187,6 +190,25 @@ def drop(rows: Iterable[StoredJob], *, using: str) -> int:
         delete(stored_jobs(using).filter(leased(), id__in=part, token=token), using=using)
         for token, part in _by_token(rows)
     )
+
+
+def retire(rows: Iterable[StoredJob], *, using: str) -> int:
+    """Let leased holds be gone that the broker has confirmed, and return how many. See drop()."""
+    return sum(
+        stored_jobs(using).filter(leased(), id__in=part, token=token).update(**gone())
+        for token, part in _by_token(rows)
+    )
+
+
+def gone() -> dict[str, Any]:
+    """Return the values that a hold ends with, until it is forgotten."""
+    return {
+        "kind": GONE,
+        "body": b"",
+        "token": new_token(),
+        "leased_by": "",
+        "claimable_at": later(KEPT.total_seconds()),
+    }
 
 
 def give_back(rows: Iterable[StoredJob], error: str, pause: float, *, using: str) -> int:

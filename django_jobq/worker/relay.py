@@ -1,8 +1,8 @@
 """The relay: it publishes what a database has stored once it is due.
 
 1. A row of the outbox that is seen for the first time only gets its grace.
-2. What may be taken is leased, published without waiting for each, and deleted once the transport
-   has confirmed it. What failed goes back, for a pause that grows with every failure.
+2. What may be taken is leased, published without waiting for each, and gone once the transport has
+   confirmed it. What failed goes back, for a pause that grows with every failure.
 3. Then the relay sleeps until the next hold is due, a second at most.
 
 It also publishes what waits from before the settings were changed, so no change of them loses any.
@@ -70,6 +70,7 @@ class Relay(Service):
         full = self._publish(HOLD)
         if time.monotonic() >= self._next_look:
             outbox.sight(self._backend.alias, using=self._database)
+            holds.forget(self._backend.alias, using=self._database)
             if self._publish(OUTBOX):
                 full = True
             else:
@@ -108,7 +109,8 @@ class Relay(Service):
         concurrent.futures.wait(answers, self._backend.options.publish_timeout + _MARGIN)
         pairs = list(zip(claimed, map(_error_of, answers), strict=True))
         confirmed = [row for row, error in pairs if error is None]
-        rows.drop(confirmed, using=self._database)
+        finish = rows.retire if kind == HOLD else rows.drop
+        finish(confirmed, using=self._database)
         if kind == OUTBOX and confirmed:
             logger.info("Published %s job(s) that the outbox was left with", len(confirmed))
         self._give_back([(row, error) for row, error in pairs if error is not None])

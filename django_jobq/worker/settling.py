@@ -74,7 +74,8 @@ class Settling:
         If the database refuses the row, the job waits with the transport.
         """
         new = NewJob(envelope=delivery.at_home(successor), delay=delay, front=front)
-        if self._backend.uses_holds and await self._store(new, reason):
+        again = _number_of(successor) == _number_of(delivery.envelope)
+        if self._backend.uses_holds and await self._store(new, reason, again=again):
             await delivery.ack()
             if delay < _LOOK:
                 self._on_stored()
@@ -83,9 +84,9 @@ class Settling:
         else:
             await delivery.retry(successor, delay)
 
-    async def _store(self, job: NewJob, reason: str) -> bool:
+    async def _store(self, job: NewJob, reason: str, *, again: bool) -> bool:
         alias, database = self._backend.alias, self._backend.settings.database
-        put = partial(holds.put, alias, job, reason=reason, using=database)
+        put = partial(holds.put, alias, job, reason=reason, again=again, using=database)
         try:
             await self._executor.call(put)
         except DatabaseProblem as error:
@@ -97,6 +98,10 @@ class Settling:
             )
             return False
         return True
+
+
+def _number_of(envelope: Envelope) -> tuple[int, int]:
+    return envelope.attempt, envelope.deferrals
 
 
 def _clean(envelope: Envelope) -> Envelope:

@@ -1,5 +1,6 @@
 """Holds: which of two takes the place of the other, and what an operator may do."""
 
+import dataclasses
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ from django.db import OperationalError
 from django_jobq.envelope import Envelope
 from django_jobq.models import StoredJob
 from django_jobq.store import holds, rows
-from django_jobq.store.rows import HOLD, NewJob
+from django_jobq.store.rows import HOLD, KEPT, NewJob
 from tests.store.tools import (
     USING,
     claim,
@@ -17,8 +18,10 @@ from tests.store.tools import (
     elapse,
     enqueue,
     envelope,
+    gone,
     put,
     remove,
+    retire,
     stored,
     together,
 )
@@ -75,8 +78,8 @@ def test_what_comes_from_a_leased_hold_takes_its_place() -> None:
     """The relay has published it and not deleted it yet; its delete must not hit the new hold."""
     put(JOB)
     claimed = claim()
-    assert put(JOB, 60)
-    assert drop(*claimed) == 0
+    assert put(JOB, 60, again=True)
+    assert retire(*claimed) == 0
     assert claim() == []
     elapse(61)
     assert [row.job_id for row in claim()] == [JOB.job_id]
@@ -87,9 +90,51 @@ def test_what_comes_from_the_outbox_takes_its_place(relayed: bool) -> None:
     """Neither the commit hook nor the relay deletes the hold of a job that no worker knows yet."""
     token = enqueue(JOB)
     claimed = claim_left() if relayed else []
-    assert put(JOB, 60)
+    assert put(JOB, 60, again=True)
     assert remove({token}, JOB) + drop(*claimed) == 0
     assert only() == (3, 2, HOLD)
+
+
+def test_a_delivery_that_comes_after_its_successor_was_published_is_done() -> None:
+    """So a worker that died before it acknowledged leaves one chain, however short the delay."""
+    delivered = dataclasses.replace(JOB, deferrals=JOB.deferrals - 1)
+    put(JOB)
+    retire(*claim())
+    assert holds.has_successor("default", delivered, using=USING)
+    assert not put(JOB, 60)
+    assert stored() == claim() == []
+    assert put(JOB.deferred(), 60)
+    assert (len(stored()), gone()) == (1, [])
+
+
+def test_what_comes_from_a_hold_that_is_gone_is_held_again() -> None:
+    put(JOB)
+    retire(*claim())
+    assert not holds.has_successor("default", JOB, using=USING)
+    assert put(JOB, 60, again=True)
+    assert (len(stored()), gone()) == (1, [])
+
+
+def test_a_lease_that_is_over_ends_the_right_to_retire() -> None:
+    put(JOB)
+    claimed = claim(length=10)
+    elapse(11)
+    assert retire(*claimed) == 0
+    assert len(stored()) == 1
+
+
+def test_a_hold_that_is_gone_keeps_no_arguments_and_is_forgotten_in_the_end() -> None:
+    put(JOB)
+    retire(*claim())
+    (row,) = gone()
+    assert bytes(row.body) == b""
+    elapse(KEPT.total_seconds() - 60)
+    assert holds.forget("default", using=USING) == 0
+    assert holds.next_due("default", using=USING) is None
+    elapse(61)
+    assert holds.forget("other", using=USING) == 0
+    assert holds.forget("default", using=USING) == 1
+    assert gone() == []
 
 
 def test_what_was_given_back_stays_and_will_be_published() -> None:
@@ -165,6 +210,8 @@ def test_a_hold_is_cancelled() -> None:
     first, second = stored()
     assert holds.cancel([first.pk], using=USING) == 1
     assert [row.pk for row in stored()] == [second.pk]
+    assert [row.pk for row in gone()] == [first.pk]
+    assert not put(JOB)  # a delivery that comes late does not bring it back
 
 
 def test_a_hold_runs_now() -> None:

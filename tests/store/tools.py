@@ -15,7 +15,7 @@ from django_jobq.envelope import Envelope
 from django_jobq.models import DeadLetter, StoredJob
 from django_jobq.store import filing, holds, outbox, rows
 from django_jobq.store.filing import NewLetter
-from django_jobq.store.rows import HOLD, OUTBOX, Lease, NewJob
+from django_jobq.store.rows import GONE, HOLD, OUTBOX, Lease, NewJob
 
 USING = "stored"
 T = TypeVar("T")
@@ -26,9 +26,16 @@ def envelope(**fields: Any) -> Envelope:
     return Envelope(**{"enqueued_at": 0, **values})
 
 
-def put(job: Envelope, delay: float = 0.0, *, front: bool = False, reason: str = "") -> bool:
+def put(
+    job: Envelope,
+    delay: float = 0.0,
+    *,
+    front: bool = False,
+    reason: str = "",
+    again: bool = False,
+) -> bool:
     new = NewJob(envelope=job, delay=delay, front=front)
-    return holds.put("default", new, reason=reason, using=USING)
+    return holds.put("default", new, reason=reason, again=again, using=USING)
 
 
 def enqueue(*jobs: Envelope) -> str:
@@ -56,8 +63,17 @@ def remove(tokens: set[str], *jobs: Envelope) -> int:
     return outbox.remove("default", tokens, [job.job_id for job in jobs], using=USING)
 
 
+def retire(*claimed: StoredJob) -> int:
+    return rows.retire(claimed, using=USING)
+
+
 def stored() -> list[StoredJob]:
-    return list(StoredJob.objects.using(USING).order_by("id"))
+    """Return what is not gone."""
+    return list(StoredJob.objects.using(USING).exclude(kind=GONE).order_by("id"))
+
+
+def gone() -> list[StoredJob]:
+    return list(StoredJob.objects.using(USING).filter(kind=GONE).order_by("id"))
 
 
 def letter(job: Envelope | bytes | None = None, **fields: Any) -> NewLetter:

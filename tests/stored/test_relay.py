@@ -13,7 +13,7 @@ from django_jobq.envelope import Envelope
 from django_jobq.exceptions import BackendUnavailable, PublishFailed
 from django_jobq.models import StoredJob
 from django_jobq.store import outbox, rows
-from django_jobq.store.rows import DatabaseTime, NewJob
+from django_jobq.store.rows import KEPT, DatabaseTime, NewJob
 from django_jobq.worker import relay as relay_module
 from django_jobq.worker.relay import Relay
 from tests.store.tools import (
@@ -22,6 +22,7 @@ from tests.store.tools import (
     elapse,
     enqueue,
     envelope,
+    gone,
     in_open_transaction,
     put,
     stored,
@@ -58,6 +59,16 @@ def test_a_hold_is_published_once_it_is_due(storing: StoringBackend, relay: Rela
 
     assert published(storing) == [job]
     assert stored() == []
+    assert [row.job_id for row in gone()] == [job.job_id]
+
+
+def test_the_relay_forgets_what_is_gone_for_long(storing: StoringBackend) -> None:
+    put(envelope())
+    Relay(storing, USING).sweep()
+    elapse(KEPT.total_seconds() + 1)
+    Relay(storing, USING).sweep()
+
+    assert gone() == []
 
 
 @pytest.mark.contract(97, 100, 142)
