@@ -6,12 +6,14 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from django_jobq.backends.handler import backends
 from django_jobq.backends.memory import MemoryBackend
 from django_jobq.conf import AliasSettings
 from django_jobq.envelope import Envelope
 from django_jobq.queues import QueueConfig
+from django_jobq.worker.services import Service
 from django_jobq.worker.stats import WorkerStats
 from django_jobq.worker.worker import Worker
 from tests.store.tools import USING
@@ -65,3 +67,19 @@ def burst(storing: StoringBackend) -> Callable[..., WorkerStats]:
         return asyncio.run(asyncio.wait_for(worker.run(), PATIENCE))
 
     return run
+
+
+def work(service: Service, before: Callable[[], None] = lambda: None) -> float:
+    """Let a service do one pass; what it calls is called on a thread, after ``before``."""
+
+    def run(func: Callable[[], Any]) -> Any:
+        try:
+            before()
+            return func()
+        finally:
+            connections.close_all()
+
+    async def call(func: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(run, func)
+
+    return asyncio.run(service.work(call))

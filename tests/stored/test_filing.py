@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from django.db import OperationalError
@@ -15,7 +14,7 @@ from django_jobq.store.filing import NewLetter
 from django_jobq.worker.filing import Filing
 from django_jobq.worker.stats import WorkerStats
 from tests.store.tools import USING, letter
-from tests.stored.conftest import StoringBackend
+from tests.stored.conftest import StoringBackend, work
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=[USING])
 
@@ -44,21 +43,8 @@ def filing_from(source: Letters, backend: StoringBackend) -> Filing:
     return Filing(backend)
 
 
-def work(filing: Filing, before: Callable[[], None] = lambda: None) -> float:
-    async def call(func: Callable[[], Any]) -> Any:
-        before()
-        return func()
-
-    return asyncio.run(filing.work(call))
-
-
 def keys() -> list[str]:
     return [row.filing_key for row in DeadLetter.objects.using(USING).order_by("id")]
-
-
-@pytest.fixture(autouse=True)
-def _allow_queries_on_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
 
 
 @pytest.mark.contract(116)

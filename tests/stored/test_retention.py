@@ -1,6 +1,5 @@
 """Retention: what was resolved long ago goes, as the setting says; what is open stays."""
 
-import asyncio
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,21 +16,9 @@ from django_jobq.worker import retention
 from django_jobq.worker.retention import Retention
 from django_jobq.worker.stats import WorkerStats
 from tests.store.tools import USING, file, letter
-from tests.stored.conftest import StoringBackend
+from tests.stored.conftest import StoringBackend, work
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=[USING])
-
-
-@pytest.fixture(autouse=True)
-def _allow_queries_on_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-
-
-def work(service: Retention) -> float:
-    async def call(func: Callable[[], Any]) -> Any:
-        return func()
-
-    return asyncio.run(service.work(call))
 
 
 def resolve(number: int, *, days: float) -> None:

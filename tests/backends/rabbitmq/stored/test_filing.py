@@ -265,8 +265,14 @@ async def test_hostile_bodies_do_not_stop_those_behind(make: BackendFactory, run
     decode = [row for row in rows if row.cause == "decode"]
     foreign = [row for row in rows if row.cause == "rejected"]
     for found in (decode, foreign):
-        assert sorted(bytes(row.body) for row in found) == sorted(HOSTILE_BODIES)
-    assert all(row.reason.startswith("malformed envelope") for row in decode)
+        assert sorted(bytes(row.body) for row in found) == sorted(map(kept, HOSTILE_BODIES))
+    assert all("malformed envelope" in row.reason for row in decode)
+
+
+def kept(body: bytes) -> bytes:
+    """Return what is on file of a body: MariaDB takes no statement of more than 16 MB."""
+    is_refused = connections[USING].vendor == "mysql" and len(body) > 8_000_000
+    return body[: filing.KEPT_OF_A_BODY] if is_refused else body
 
 
 HOSTILE_HEADERS: list[dict[str, Any]] = [
