@@ -52,6 +52,11 @@ class Lane:
         return "two classes" if self.version >= (4, 0) else "none"
 
     @property
+    def held_level(self) -> int:
+        """Return the level that what comes back from a delay or a retry has at least."""
+        return 5 if self.queue_type == "quorum" else 0
+
+    @property
     def times_out_jobs(self) -> bool:
         """Return whether the broker takes a message back that is not settled for too long."""
         return self.queue_type == "quorum" or self.version < (4, 3)
