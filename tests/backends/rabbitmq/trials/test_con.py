@@ -18,6 +18,7 @@ from tests.backends.rabbitmq.support import (
     BackendFactory,
     Runs,
     channel,
+    messages,
     until,
     wait_until,
     working,
@@ -179,7 +180,7 @@ class TestAcknowledgementTimeout:
         began = time.time()
         delayed = short.using(queue="a", delay="4s").enqueue()
         blocked = long.enqueue()
-        with live.working(concurrency=4) as worker:
+        with live.working(concurrency=4):
             wait_until(lambda: runs[blocked.id] == 1)
             tag = consumer_tag(node, live.queue("a"))
             others = []
@@ -194,9 +195,10 @@ class TestAcknowledgementTimeout:
             assert times_out or consumer_tag(node, live.queue("a")) == tag
             release.set()
             again = short.using(queue="a").enqueue()
-            wait_until(lambda: worker.stats.succeeded >= len(others) + 3)
+            expected = [blocked.id, delayed.id, again.id, *others]
+            wait_until(lambda: set(runs) == set(expected))
+            wait_until(lambda: not messages(node, live.queue("a")))
         assert times[delayed.id] - began >= 4
-        expected = [blocked.id, delayed.id, again.id, *others]
         assert runs == Counter(expected)
         assert live.ready("a") == live.ready("b") == 0
 

@@ -53,8 +53,11 @@ def test_b165_a_high_priority_is_next_but_the_prefetched(
 
     urgent = [("front", 10), ("higher", 9), ("high", 5)]
     waiting = [*((f"low {number}", 0) for number in range(1, 10)), *reversed(urgent)]
-    expected = lane(live.url).in_order(waiting, lambda item: item[1])
-    assert order == ["low 0", *(text for text, _ in expected)]
+    possible = [
+        lane(live.url).in_order(waiting, lambda item: item[1], since_low=number)
+        for number in range(3)
+    ]
+    assert order in [["low 0", *(text for text, _ in expected)] for expected in possible]
     for priority in (-1, 10, 255):
         with pytest.raises(InvalidJob, match="priorit"):
             note.using(priority=priority).enqueue("none")
