@@ -190,16 +190,15 @@ class RabbitMQConsumer(Consumer):
 
     def _receive(self, session: Session, message: Message) -> None:
         try:
-            self._sort(RabbitMQDelivery(self, session, message))
+            if session.is_alive:
+                session.expect(message)
+                self._sort(RabbitMQDelivery(self, session, message))
         except Exception:
             # Left alone it would stay unacknowledged for as long as the channel lives.
             logger.exception("Queue %s: taking a message failed", self.config.name)
             session.lose()
 
     def _sort(self, delivery: RabbitMQDelivery) -> None:
-        if not delivery.session.is_alive:
-            return
-        delivery.session.expect(delivery)
         expected = self._expected.get(delivery.message_id)
         if expected is not None and not expected.done():
             expected.set_result(delivery)

@@ -61,17 +61,6 @@ async def tolerate(call: Awaitable[object]) -> None:
         task.exception()
 
 
-def is_outage(error: BaseException) -> bool:
-    """Return whether an error says no more than that a channel or its connection is gone.
-
-    The client says so with a bare Exception, too, and by cancelling what waits for an answer.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and not task.cancelling()
-    return isinstance(error, (BackendUnavailable, *LOST)) or type(error) is Exception
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class OpenChannel:
     """Hold a channel with the two ends of its connection, which has a ``generation``."""

@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django_jobq.backends.rabbitmq.consumer import frames
 from django_jobq.backends.rabbitmq.consumer.link import OpenChannel, tolerate
-
-if TYPE_CHECKING:
-    from django_jobq.backends.rabbitmq.consumer.delivery import RabbitMQDelivery
 
 FLUSH_INTERVAL = 0.001
 # With half of the prefetch settled the broker has little left to send: acknowledge at once.
@@ -41,8 +38,8 @@ class Session:
         self._is_draining = False
         self._consumer_tags: list[str] = []
         self._subscription: frames.Subscription | None = None
-        # Each with its delivery, or with None once that is settled.
-        self._tags: dict[int, RabbitMQDelivery | None] = {}
+        # Each with the message, or with None once that is settled.
+        self._tags: dict[int, frames.Message | None] = {}
         self._unflushed = 0
         self._flush_at = max(1, min(prefetch // 2, MOST_UNFLUSHED)) if prefetch else MOST_UNFLUSHED
         self._flush_handle: asyncio.TimerHandle | None = None
@@ -104,9 +101,9 @@ class Session:
         self._ended.set()
         self._drained.set()
 
-    def expect(self, delivery: RabbitMQDelivery) -> None:
-        """Note a delivery that is to be acknowledged one day."""
-        self._tags[delivery.tag] = delivery
+    def expect(self, message: frames.Message) -> None:
+        """Note a message that is to be acknowledged one day."""
+        self._tags[message.tag] = message
 
     def holds(self, tag: int) -> bool:
         """Return whether a delivery is still to be settled on this channel."""
@@ -114,8 +111,8 @@ class Session:
 
     def forget(self, message_id: str) -> None:
         """Let go of what is not settled of a message; the broker has taken it back."""
-        for tag, delivery in list(self._tags.items()):
-            if delivery is not None and delivery.message_id == message_id:
+        for tag, message in list(self._tags.items()):
+            if message is not None and message.properties.message_id == message_id:
                 del self._tags[tag]
         self._tell_if_drained()
 
@@ -134,7 +131,7 @@ class Session:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        done = [tag for tag, delivery in self._tags.items() if delivery is None]
+        done = [tag for tag, message in self._tags.items() if message is None]
         if not done:
             return
         if not self._is_open():
@@ -172,8 +169,8 @@ class Session:
         return not (self._is_closed or opened.channel.is_closed or opened.writer.is_closing())
 
     def _length_of_prefix(self) -> int:
-        for length, delivery in enumerate(self._tags.values()):
-            if delivery is not None:
+        for length, message in enumerate(self._tags.values()):
+            if message is not None:
                 return length
         return len(self._tags)
 
