@@ -52,12 +52,22 @@ class Lane:
         return "two classes" if self.version >= (4, 0) else "none"
 
     @property
+    def held_level(self) -> int:
+        """Return the level that what comes back from a delay or a retry has at least."""
+        return 5 if self.queue_type == "quorum" else 0
+
+    @property
     def times_out_jobs(self) -> bool:
         """Return whether the broker takes a message back that is not settled for too long."""
         return self.queue_type == "quorum" or self.version < (4, 3)
 
-    def in_order(self, published: Iterable[T], level: Callable[[T], int]) -> list[T]:
-        """Return what was published in the order in which it is delivered."""
+    def in_order(
+        self, published: Iterable[T], level: Callable[[T], int], *, since_low: int = 0
+    ) -> list[T]:
+        """Return what was published in the order in which it is delivered.
+
+        ``since_low`` of the high class have gone since the last of the low one, if there are two.
+        """
         items = list(published)
         match self.priorities:
             case "strict":
@@ -68,8 +78,9 @@ class Lane:
         high = [item for item in items if level(item) >= 5]
         mixed = []
         while low and high:  # two of the high class, one of the low
-            mixed += [*high[:2], low.pop(0)]
-            del high[:2]
+            number, since_low = 2 - since_low, 0
+            mixed += [*high[:number], low.pop(0)]
+            del high[:number]
         return [*mixed, *high, *low]
 
 

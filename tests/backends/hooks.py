@@ -48,6 +48,8 @@ class BackendHooks(ABC):
     """How long to wait for a delivery that must not come; seconds."""
     priorities: Literal["strict", "two classes", "none"] = "strict"
     """How the priorities of a queue order its jobs."""
+    held_level: int = 0
+    """The level that what comes back from a delay or a retry has at least."""
 
     # Hooks
 

@@ -28,7 +28,7 @@ class RabbitMQHooks(BackendHooks):
     ) -> Iterator[None]:
         self.url = shared_broker
         self.lane = lane(shared_broker)
-        self.priorities = self.lane.priorities
+        self.priorities, self.held_level = self.lane.priorities, self.lane.held_level
         self._factory = BackendFactory(shared_broker, session_prefix)
         yield
         self._factory.close()

@@ -192,6 +192,28 @@ class TestReconnecting:
         waiting.cancel()
         assert "cancelled the consumer of queue a" in caplog.text
 
+    @pytest.mark.contract(26, 152)
+    async def test_b49_what_a_deleted_queue_had_delivered_is_settled_on_its_channel(
+        self, make: BackendFactory, consume: Consume
+    ) -> None:
+        """What runs can be retried, what has not started can start, and then the channel ends."""
+        backend = make("a")
+        sent = await asyncio.to_thread(send, backend, 2)
+        consumer = consume(backend)
+        running, waiting = await take(consumer), await take(consumer)
+        assert await running.begin()
+        first = consumer._session
+        with channel(make.url) as ch:
+            ch.queue_delete(backend.topology.work_queue(backend.queue("a")))
+        await until(lambda: consumer._session not in (first, None))
+        assert await waiting.begin()
+        await waiting.ack()
+        again = running.envelope.next_attempt()
+        await running.retry(again, 0)
+        assert [running.envelope, waiting.envelope] == sent
+        assert (await take(consumer)).envelope == again
+        await until(lambda: consumer._sessions == [consumer._session])
+
     @pytest.mark.contract(152)
     async def test_b49_a_queue_deleted_while_nobody_publishes_is_declared_by_its_consumer(
         self, make: BackendFactory, consume: Consume

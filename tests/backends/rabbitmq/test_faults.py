@@ -379,7 +379,8 @@ class TestMemoryAlarm:
             await until(lambda: {*producer.accepted, fails.job_id} <= set(runs.ended))
             await settled(node, backend)
         assert len(producer.accepted) == 5
-        assert failing[-1] == 2
+        # What was not confirmed may have arrived, and then the job that was handed back runs too.
+        assert 2 in failing
         assert all(runs.started[envelope.job_id] == 1 for envelope in before)
         # Only what was written before the broker told of the alarm can come twice.
         assert all(runs.started[job_id] <= 2 for job_id in producer.accepted)

@@ -147,7 +147,7 @@ class TestProducer:
         with pytest.raises(BackendUnavailable) as unreachable:
             noted.enqueue()
         assert isinstance(unreachable.value.__cause__, AMQPError)
-        declared(make_apart(QueueConfig(name="a", max_priority=5)))
+        declared(make_apart(QueueConfig(name="a", message_ttl=3600.0)))
         install(make_apart("a"))
         with pytest.raises(TopologyMismatch) as mismatch:
             noted.enqueue()

@@ -1,12 +1,13 @@
 """The stream of one queue, over as many channels as it takes.
 
 1. `RabbitMQConsumer` opens a channel, makes sure of its queue, consumes under a fresh tag, and
-   starts over when the channel or the connection is gone or the broker cancels the consumer.
+   starts over when the channel or the connection is gone or the broker cancels the consumer. In the
+   last case the channel retires: it lives on until all that it delivered is settled.
 2. What arrives goes into the stream, but for what comes too early, was settled before, or is a
    second copy of a job that runs.
 3. What a job came to while its channel was lost is kept, by job, attempt and deferrals: when the
    broker delivers the message again, it is settled and not run again; while the job still runs, the
-   copy waits for it.
+   copy waits for it. A copy of what has not started takes its place.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class RabbitMQConsumer(Consumer):
         self._ready: deque[RabbitMQDelivery] = deque()
         self._changed = asyncio.Event()
         self._session: Session | None = None
+        self._sessions: list[Session] = []
         self._task: asyncio.Task[None] | None = None
         self._spawned: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -86,8 +88,8 @@ class RabbitMQConsumer(Consumer):
     async def aclose(self) -> None:
         """Acknowledge what is settled and close the channel: the broker takes back the rest."""
         await self.stop()
-        session, self._session = self._session, None
-        if session is not None:
+        sessions, self._session = [*self._sessions], None
+        for session in sessions:
             session.flush()
             session.lose()
         if self._task is not None:
@@ -96,7 +98,7 @@ class RabbitMQConsumer(Consumer):
             if left:
                 self._task.cancel()
                 await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
-        if session is not None:
+        for session in sessions:
             await session.close()
         await self.backend.forget(self)
 
@@ -130,9 +132,10 @@ class RabbitMQConsumer(Consumer):
             await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     async def _consume_once(self) -> None:
-        """Open a channel, consume, and return when it is lost."""
+        """Open a channel, consume, and return when the broker has ended that."""
         opened = await self.backend.link().channel(self._closing)
         session = Session(opened, self._prefetch, self._count_loss)
+        self._sessions.append(session)
         try:
             await self._ensure()
             self._session = session
@@ -140,30 +143,31 @@ class RabbitMQConsumer(Consumer):
             await self._subscribe(session)
             if not self._closing.is_set():
                 # Of no use without their channel. A stopped consumer gives them back instead.
-                self._ready.clear()
+                self._ready = deque(delivery for delivery in self._ready if not delivery.is_lost)
         finally:
             # A stopped consumer keeps its channel, since deliveries of it may still be settled.
             if not (self._closing.is_set() and self._session is session):
-                await session.close()
+                self._session = None
+                self._spawn(self._retire(session))
 
     async def _subscribe(self, session: Session) -> None:
-        """Consume from the queue, and from what is left of its older revisions, to the end.
-
-        If the broker cancels the consumer, the channel lives on with all that runs on it.
-        """
-        queue = self.backend.topology.work_queue(self.config)
-        for older in await asyncio.to_thread(self.backend.older, self.config):
+        """Consume from the queue, and from what is left of its older revisions, to the end."""
+        older = await asyncio.to_thread(self.backend.older, self.config)
+        for queue in (*older, self.backend.topology.work_queue(self.config)):
             self._leave_if_stopped()
-            await session.consume(older)
-        while session.is_alive and not self._closing.is_set():
             await session.consume(queue)
-            await session.news()
-            if session.is_alive and not session.is_consuming(queue):
-                name = self.config.name
-                logger.warning("The broker cancelled the consumer of queue %s", name)
-                await self._ensure()
+        await session.ended()
+        if session.is_cancelled:
+            logger.warning("The broker cancelled the consumer of queue %s", self.config.name)
         if session.end:
             logger.warning("Queue %s: its channel was closed: %s", self.config.name, session.end)
+
+    async def _retire(self, session: Session) -> None:
+        """Close a channel, once all that it delivered is settled if it still lives."""
+        await session.cancel()
+        await session.drained()
+        self._sessions.remove(session)
+        await session.close()
 
     async def _ensure(self) -> None:
         self._leave_if_stopped()
@@ -186,16 +190,15 @@ class RabbitMQConsumer(Consumer):
 
     def _receive(self, session: Session, message: Message) -> None:
         try:
-            self._sort(RabbitMQDelivery(self, session, message))
+            if session.is_alive:
+                session.expect(message)
+                self._sort(RabbitMQDelivery(self, session, message))
         except Exception:
             # Left alone it would stay unacknowledged for as long as the channel lives.
             logger.exception("Queue %s: taking a message failed", self.config.name)
             session.lose()
 
     def _sort(self, delivery: RabbitMQDelivery) -> None:
-        if not delivery.session.is_alive:
-            return
-        delivery.session.expect(delivery.tag)
         expected = self._expected.get(delivery.message_id)
         if expected is not None and not expected.done():
             expected.set_result(delivery)
@@ -207,7 +210,15 @@ class RabbitMQConsumer(Consumer):
         elif (settle := self._outcomes.take(delivery)) is not None:
             self._spawn(self._settle_copy(delivery, settle))
         elif not self._outcomes.let_wait(delivery):
+            self._replace_what_has_not_started(delivery)
             self._hand_over(delivery)
+
+    def _replace_what_has_not_started(self, copy: RabbitMQDelivery) -> None:
+        """Forget the delivery that the broker has taken back with its consumer, if it did so."""
+        if copy.redelivered and copy.message_id is not None:
+            for session in self._sessions:
+                if session is not copy.session:
+                    session.forget(copy.message_id)
 
     def _hand_over(self, delivery: RabbitMQDelivery) -> None:
         self._ready.append(delivery)
@@ -246,16 +257,19 @@ class RabbitMQConsumer(Consumer):
         self._outcomes.end(delivery)
         self._outcomes.acknowledge(delivery.message_id)
         delivery.session.acknowledge(delivery.tag)
+        for copy in self._outcomes.copies(delivery):
+            if copy.session.holds(copy.tag):
+                copy.settled = True
+                copy.session.acknowledge(copy.tag)
 
     async def flush_to_the_broker(self) -> None:
         """Acknowledge what is settled, and wait until the broker has read it."""
-        if self._session is not None:
-            await self._session.flush_to_the_broker()
+        for session in [*self._sessions]:
+            await session.flush_to_the_broker()
 
     def release(self, delivery: RabbitMQDelivery) -> None:
         """Hand a delivery back to its place in the queue."""
-        copy = self._outcomes.release(delivery)
-        if copy is not None:
+        for copy in self._outcomes.copies(delivery):
             self._hand_over(copy)
         if not self._give_back(delivery):
             raise AlreadySettled(f"the channel of queue {self.config.name!r} is gone")

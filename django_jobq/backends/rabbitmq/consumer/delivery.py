@@ -65,7 +65,7 @@ class RabbitMQDelivery(Delivery):
 
     async def begin(self, start: int | None = None) -> bool:
         """Count the start of a redelivered job, unless that is done; see Delivery.begin()."""
-        if not self.session.is_alive:
+        if not self.session.holds(self.tag):
             return False
         if self.redelivered or start is not None:
             self._refuse_too_many(self.starts if start is None else start)

@@ -38,7 +38,7 @@ class Inbox:
     async def messages(self) -> list[Message]:
         """Return what has come and was not removed, or raise BackendUnavailable."""
         session = self._session
-        if session is None or not (session.is_alive and session.is_consuming(self._queue)):
+        if session is None or session.is_cancelled or not session.is_alive:
             await self._open()
         return list(self._waiting.values())
 
@@ -85,7 +85,7 @@ class Inbox:
 
     def _receive(self, message: Message) -> None:
         assert self._session is not None
-        self._session.expect(message.tag)
+        self._session.expect(message)
         self._waiting[message.tag] = message
         self._arrived.set()
 

@@ -22,7 +22,7 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._running: dict[Key, RabbitMQDelivery] = {}
-        self._copies: dict[Key, RabbitMQDelivery] = {}
+        self._copies: dict[Key, list[RabbitMQDelivery]] = {}
         self._kept: OrderedDict[Key, Settle] = OrderedDict()
         self._acknowledged: OrderedDict[str, None] = OrderedDict()
 
@@ -52,9 +52,10 @@ class Outcomes:
         self.end(delivery)
         if delivery.key is None:
             return None
-        copy = self._copies.pop(delivery.key, None)
-        if copy is not None and copy.session.is_alive:
-            return copy
+        copies = [copy for copy in self.copies(delivery) if copy.session.is_alive]
+        if copies:
+            self._copies[delivery.key] = copies[1:]
+            return copies[0]
         self._kept[delivery.key] = settle
         if len(self._kept) > _MOST:
             self._kept.popitem(last=False)
@@ -71,9 +72,9 @@ class Outcomes:
         first = self._running.get(copy.key) if copy.redelivered and copy.key else None
         if first is None or first.settled or copy.key is None:
             return False
-        self._copies[copy.key] = copy
+        self._copies.setdefault(copy.key, []).append(copy)
         return True
 
-    def release(self, delivery: RabbitMQDelivery) -> RabbitMQDelivery | None:
-        """Return the copy that waited for a job which goes back unsettled."""
-        return self._copies.pop(delivery.key, None) if delivery.key is not None else None
+    def copies(self, delivery: RabbitMQDelivery) -> list[RabbitMQDelivery]:
+        """Return and forget the copies that waited for a job."""
+        return self._copies.pop(delivery.key, []) if delivery.key is not None else []

@@ -23,19 +23,23 @@ MOST_UNFLUSHED = 50
 class Session:
     """Hold one channel; ``on_loss`` is told how many acks were on their way when it was lost.
 
-    ``end`` is why the broker closed it, as far as it said so.
+    ``end`` is why the broker closed it, as far as it said so; ``is_cancelled`` tells that it has
+    cancelled a consumer, after which the channel takes acks, but should consume no more.
     """
 
     def __init__(
         self, open_channel: OpenChannel, prefetch: int, on_loss: Callable[[int], None]
     ) -> None:
         self.end = ""
+        self.is_cancelled = False
         self._open, self._prefetch, self._on_loss = open_channel, prefetch, on_loss
         self._is_lost = self._is_closed = False
-        self._news = asyncio.Event()
-        self._consumed: dict[str, str] = {}
+        self._ended, self._drained = asyncio.Event(), asyncio.Event()
+        self._is_draining = False
+        self._consumer_tags: list[str] = []
         self._subscription: frames.Subscription | None = None
-        self._tags: dict[int, bool] = {}
+        # Each with the message, or with None once that is settled.
+        self._tags: dict[int, frames.Message | None] = {}
         self._unflushed = 0
         self._flush_at = max(1, min(prefetch // 2, MOST_UNFLUSHED)) if prefetch else MOST_UNFLUSHED
         self._flush_handle: asyncio.TimerHandle | None = None
@@ -57,28 +61,31 @@ class Session:
             await channel.basic_qos(prefetch_count=self._prefetch)
 
     async def consume(self, queue: str) -> None:
-        """Let the broker send the messages of a queue, if it does not do so already."""
-        if queue in self._consumed:
-            return
+        """Let the broker send the messages of a queue."""
         assert self._subscription is not None
         tag = f"{queue[:100]}.{self._open.generation}.{uuid.uuid4().hex[:12]}"
-        self._consumed[queue] = tag
+        self._consumer_tags.append(tag)
         self._subscription.consumer_tags.add(tag.encode())
         # The reader takes the deliveries before the client sees them; one it saw would be stuck.
         await self._open.channel.basic_consume(queue, self._on_stray, consumer_tag=tag)
 
-    def is_consuming(self, queue: str) -> bool:
-        """Return whether the broker has not cancelled the consumer of a queue."""
-        return queue in self._consumed
-
-    async def news(self) -> None:
+    async def ended(self) -> None:
         """Wait until the channel is lost or the broker has cancelled a consumer."""
-        await self._news.wait()
-        self._news.clear()
+        await self._ended.wait()
+
+    async def drained(self) -> None:
+        """Wait until all that was delivered is settled, or the channel is lost."""
+        self._is_draining = True
+        self._tell_if_drained()
+        if self.is_alive:
+            await self._drained.wait()
 
     async def cancel(self) -> None:
-        """Let the broker send no more; what it has sent may still be settled."""
-        for tag in list(self._consumed.values()):
+        """Let the broker send no more; what it has sent may still be settled.
+
+        A consumer that the broker has cancelled stays registered in some versions until then.
+        """
+        for tag in self._consumer_tags:
             if self.is_alive:
                 await tolerate(self._open.channel.basic_cancel(tag))
 
@@ -91,15 +98,27 @@ class Session:
     def lose(self) -> None:
         """Take no more acks: the channel is gone, or of no use."""
         self._is_lost = True
-        self._news.set()
+        self._ended.set()
+        self._drained.set()
 
-    def expect(self, tag: int) -> None:
-        """Note a delivery that is to be acknowledged one day."""
-        self._tags[tag] = False
+    def expect(self, message: frames.Message) -> None:
+        """Note a message that is to be acknowledged one day."""
+        self._tags[message.tag] = message
+
+    def holds(self, tag: int) -> bool:
+        """Return whether a delivery is still to be settled on this channel."""
+        return tag in self._tags and self.is_alive
+
+    def forget(self, message_id: str) -> None:
+        """Let go of what is not settled of a message; the broker has taken it back."""
+        for tag, message in list(self._tags.items()):
+            if message is not None and message.properties.message_id == message_id:
+                del self._tags[tag]
+        self._tell_if_drained()
 
     def acknowledge(self, tag: int) -> None:
         """Acknowledge a delivery with the next flush."""
-        self._tags[tag] = True
+        self._tags[tag] = None
         self._unflushed += 1
         if self._unflushed == self._flush_at:
             self._loop.call_soon(self.flush)
@@ -112,7 +131,7 @@ class Session:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        done = [tag for tag, settled in self._tags.items() if settled]
+        done = [tag for tag, message in self._tags.items() if message is None]
         if not done:
             return
         if not self._is_open():
@@ -127,6 +146,7 @@ class Session:
         for tag in done:
             del self._tags[tag]
         self._open.writer.write(b"".join(acks))
+        self._tell_if_drained()
 
     async def flush_to_the_broker(self) -> None:
         """Acknowledge what is settled, and wait until the broker has read it."""
@@ -141,6 +161,7 @@ class Session:
             return False
         # Written as acks are: behind them it could name what one of them has acknowledged.
         self._open.writer.write(frames.give_back(self._open.number, tag))
+        self._tell_if_drained()
         return True
 
     def _is_open(self) -> bool:
@@ -148,21 +169,23 @@ class Session:
         return not (self._is_closed or opened.channel.is_closed or opened.writer.is_closing())
 
     def _length_of_prefix(self) -> int:
-        for length, settled in enumerate(self._tags.values()):
-            if not settled:
+        for length, message in enumerate(self._tags.values()):
+            if message is not None:
                 return length
         return len(self._tags)
+
+    def _tell_if_drained(self) -> None:
+        if self._is_draining and not self._tags:
+            self._drained.set()
 
     def _on_closed(self, reason: str) -> None:
         self.end = reason
         self._is_closed = True
         self.lose()
 
-    async def _on_cancel(self, frame: Any) -> None:
-        for queue, tag in list(self._consumed.items()):
-            if tag == frame.consumer_tag:
-                del self._consumed[queue]
-        self._news.set()
+    async def _on_cancel(self, _frame: Any) -> None:
+        self.is_cancelled = True
+        self._ended.set()
 
     async def _on_stray(self, _message: object) -> None:
         self.lose()

@@ -15,6 +15,7 @@ from django_jobq.backends.rabbitmq import codec
 from django_jobq.exceptions import PayloadTooLarge, PublishFailed
 from tests.backends.rabbitmq.support import PATIENCE, ROOT, BackendFactory, wait_until
 from tests.backends.rabbitmq.trials.live import Live
+from tests.lane import queue_type
 from tests.proxy import Proxy
 from tests.trials.project import Project
 
@@ -73,7 +74,7 @@ def script(project: Project, url: str, prefix: str, text: str, **options: str) -
         "HOLDS": "broker",
         "URL": url,
         "QUEUES": ["default"],
-        "OPTIONS": {"prefix": prefix, **options},
+        "OPTIONS": {"prefix": prefix, "queue_type": queue_type(), **options},
     }
     project.settings(f"JOBQ = {{'default': {entry!r}}}\n", apps=["django_jobq", "shop"])
     project.write("script.py", text)

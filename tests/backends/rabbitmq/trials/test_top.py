@@ -30,7 +30,6 @@ from tests.backends.rabbitmq.support import (
     working,
 )
 from tests.backends.rabbitmq.trials.live import Live
-from tests.lane import queue_type
 
 
 class TestMismatch:
@@ -52,8 +51,9 @@ class TestMismatch:
             assert process.wait() == 1
             assert "Traceback" not in process.output
             (line,) = [text for text in process.output.splitlines() if "CommandError" in text]
+        # Which of the two arguments is compared first depends on the broker.
         assert re.search(r"x-dead-letter-exchange|x-queue-type", line)
-        for expected in (queue, "none" if queue_type() == "classic" else "classic", "revision"):
+        for expected in (queue, "classic" if "x-queue-type" in line else "none", "revision"):
             assert expected in line
         healthy = backend.topology.work_queue(backend.queue("healthy"))
         assert job_ids(browse(make_apart.url, healthy)) == [item.job_id for item in sent]
