@@ -12,4 +12,9 @@ def record(number: int) -> None:
     work.record(number)
 
 
+@job(backend="stored")
+def record_stored(number: int) -> None:
+    work.record(number)
+
+
 job_succeeded.connect(work.hear)

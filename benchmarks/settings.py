@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 from benchmarks import common
+from django_jobq.environ import Env
 
 SECRET_KEY = "benchmarks"
 DEBUG = False
@@ -14,12 +17,17 @@ DATABASES = {
         "NAME": common.directory() / "db.sqlite3",
     }
 }
+if common.DATABASE_VARIABLE in os.environ:
+    DATABASES = {"default": Env().db_url(common.DATABASE_VARIABLE)}
+_ON_THE_BROKER = {
+    "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
+    "URL": common.URL,
+    "OPTIONS": {"prefix": common.PREFIX},
+}
 JOBQ = {
-    "default": {
-        "BACKEND": "django_jobq.backends.rabbitmq.RabbitMQBackend",
-        "URL": common.URL,
-        "OPTIONS": {"prefix": common.PREFIX},
-    }
+    # The peers store nothing in the database.
+    "default": {**_ON_THE_BROKER, "OUTBOX": "off", "HOLDS": "broker"},
+    "stored": _ON_THE_BROKER,
 }
 if common.is_on(common.QUIET_VARIABLE):
     LOGGING = {
