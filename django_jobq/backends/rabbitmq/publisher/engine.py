@@ -7,8 +7,8 @@
 3. At its deadline a message that was not written fails. One that was written and not confirmed
    fails as unknown and takes the connection down, since its silence cannot be trusted.
 4. While the broker blocks publishers (an alarm), nothing is written and everything fails at once.
-   So it does while the last attempt to connect has failed: the first caller of an outage waits,
-   the others do not.
+   So it does while the last attempt to connect has failed, and from a deadline that passed in
+   silence until there is a new connection: the first caller of an outage waits, the others do not.
 """
 
 from __future__ import annotations
@@ -267,17 +267,23 @@ class Engine(threading.Thread):
     def _tick(self) -> None:
         self._is_ticking = False
         now = time.monotonic()
-        is_silent = False
+        is_late = is_silent = False
         for item in [*self._confirms, *self._waiting, *self._calls]:
             if item.deadline <= now and not item.future.done():
                 is_silent = is_silent or (isinstance(item, Publish) and item.is_sent)
                 late = item.late(self._address, self._options.publish_timeout)
                 late.__cause__ = self._refused_by if not item.is_sent else None
                 item.fail(late)
+                is_late = True
         self._waiting = deque(item for item in self._waiting if not item.future.done())
         self._calls.drop_done()
+        is_open = self._connection is not None and self._connection.is_open
         # The silence of a blocked connection is explained; heartbeats find one that is dead.
-        if is_silent and self._connection is not None and self._blocked is None:
+        is_silent = is_silent and self._connection is not None and self._blocked is None
+        if is_silent or (is_late and not is_open):
+            # Until there is a new connection.
+            self._down = BackendUnavailable(f"{self._address} does not answer")
+        if is_silent:
             self._terminate("no confirm in time")
         if self._stopping and not self._confirms and not self._waiting:
             self._finish_stop()
