@@ -6,7 +6,7 @@ from pathlib import Path
 from django_jobq import job
 
 
-@job(queue="a", name="tests.ship")
+@job(name="tests.ship")
 def ship(order: str) -> None:
     """Append one line, whole even if the process dies the moment after."""
     path = Path(os.environ["JOBQ_TEST_NOTES"])

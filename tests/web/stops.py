@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import pika.adapters.utils.io_services_utils as transport
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_jobq import deposits
 from django_jobq.publication import Batch
 from django_jobq.store import outbox
 
@@ -37,12 +38,16 @@ def _is_a_job(_socket: Any, data: bytes) -> bool:
     return MARK in bytes(data)
 
 
+def _is_answered(batch: Batch) -> bool:
+    return any(item.future is not None and item.future.done() for item in batch.items)
+
+
 STOPS: dict[str, Callable[[], None]] = {
     "never": lambda: None,
-    "insert": lambda: after(outbox, "put"),
+    "insert": lambda: after(deposits, "store"),
     "commit": lambda: after(BaseDatabaseWrapper, "_commit"),
     "read": lambda: after(outbox, "present"),
     "write": lambda: after(transport._AsyncTransportBase, "_sigint_safe_send", _is_a_job),
-    "confirm": lambda: after(Batch, "wait"),
+    "confirm": lambda: after(Batch, "wait", _is_answered),
     "delete": lambda: after(outbox, "remove"),
 }
