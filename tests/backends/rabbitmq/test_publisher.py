@@ -257,11 +257,12 @@ class TestOutages:
         assert proxy.accepted >= 2
 
     @pytest.mark.contract(152)
+    @pytest.mark.parametrize("how", ["refuse", "stall"])
     def test_in_an_outage_one_caller_waits_and_the_others_fail_at_once(
-        self, proxied: BackendFactory, proxy: Proxy
+        self, how: str, proxied: BackendFactory, proxy: Proxy
     ) -> None:
         backend = proxied.impatient()
-        proxy.refuse()
+        getattr(proxy, how)()
         began = time.monotonic()
         with pytest.raises(BackendUnavailable):
             backend.publish(make_envelope()).result(PATIENCE)

@@ -7,8 +7,8 @@
 3. At its deadline a message that was not written fails. One that was written and not confirmed
    fails as unknown and takes the connection down, since its silence cannot be trusted.
 4. While the broker blocks publishers (an alarm), nothing is written and everything fails at once.
-   So it does while the last attempt to connect has failed: the first caller of an outage waits,
-   the others do not.
+   So it does while the last attempt to connect has failed, and from a deadline that passed in
+   silence until there is a new connection: the first caller of an outage waits, the others do not.
 """
 
 from __future__ import annotations
@@ -266,22 +266,32 @@ class Engine(threading.Thread):
 
     def _tick(self) -> None:
         self._is_ticking = False
-        now = time.monotonic()
-        is_silent = False
-        for item in [*self._confirms, *self._waiting, *self._calls]:
-            if item.deadline <= now and not item.future.done():
-                is_silent = is_silent or (isinstance(item, Publish) and item.is_sent)
-                late = item.late(self._address, self._options.publish_timeout)
-                late.__cause__ = self._refused_by if not item.is_sent else None
-                item.fail(late)
-        self._waiting = deque(item for item in self._waiting if not item.future.done())
-        self._calls.drop_done()
+        late = self._fail_late()
+        connection = self._connection
+        was_sent = any(isinstance(item, Publish) and item.is_sent for item in late)
         # The silence of a blocked connection is explained; heartbeats find one that is dead.
-        if is_silent and self._connection is not None and self._blocked is None:
+        is_silent = was_sent and connection is not None and self._blocked is None
+        if is_silent or (late and (connection is None or not connection.is_open)):
+            # Until there is a new connection, which may take as long as the one that was late.
+            self._down = self._down or BackendUnavailable(f"{self._address} does not answer")
+        if is_silent:
             self._terminate("no confirm in time")
         if self._stopping and not self._confirms and not self._waiting:
             self._finish_stop()
         self._keep_ticking()
+
+    def _fail_late(self) -> list[Item]:
+        """Fail and return the items whose deadline has passed."""
+        now = time.monotonic()
+        items = [*self._confirms, *self._waiting, *self._calls]
+        late = [item for item in items if item.deadline <= now and not item.future.done()]
+        for item in late:
+            error = item.late(self._address, self._options.publish_timeout)
+            error.__cause__ = self._refused_by if not item.is_sent else None
+            item.fail(error)
+        self._waiting = deque(item for item in self._waiting if not item.future.done())
+        self._calls.drop_done()
+        return late
 
     def _terminate(self, reason: str) -> None:
         """Drop the socket without a word: its peer may not be listening."""
