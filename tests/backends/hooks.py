@@ -48,8 +48,6 @@ class BackendHooks(ABC):
     """How long to wait for a delivery that must not come; seconds."""
     priorities: Literal["strict", "two classes", "none"] = "strict"
     """How the priorities of a queue order its jobs."""
-    held_level: int = 0
-    """The level that what comes back from a delay or a retry has at least."""
 
     # Hooks
 
@@ -64,6 +62,10 @@ class BackendHooks(ABC):
     def now(self) -> float:
         """Return the seconds of the clock that holds go by."""
         return time.monotonic()
+
+    def held_level(self) -> int:
+        """Return the level that what comes back from a delay or a retry has at least."""
+        return 0
 
     @abstractmethod
     async def inject(self, backend: Backend, queue: str, body: bytes) -> None:

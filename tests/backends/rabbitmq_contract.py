@@ -28,7 +28,7 @@ class RabbitMQHooks(BackendHooks):
     ) -> Iterator[None]:
         self.url = shared_broker
         self.lane = lane(shared_broker)
-        self.priorities, self.held_level = self.lane.priorities, self.lane.held_level
+        self.priorities = self.lane.priorities
         self._factory = BackendFactory(shared_broker, session_prefix)
         yield
         self._factory.close()
@@ -38,6 +38,9 @@ class RabbitMQHooks(BackendHooks):
 
     async def pass_time(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def held_level(self) -> int:
+        return self.lane.held_level
 
     async def inject(self, backend: Backend, queue: str, body: bytes) -> None:
         assert isinstance(backend, RabbitMQBackend)

@@ -80,7 +80,7 @@ class ProducerPart(WorkerHooks):
         order = self.ids()
         if self.priorities == "strict":
             rest = [higher.id, normal.id]
-            rest.insert(0 if self.held_level > 4 else 2, delayed.id)
+            rest.insert(0 if self.held_level() > 4 else 2, delayed.id)
             assert order == [front.id, *rest]
         assert sorted(order) == sorted([front.id, higher.id, normal.id, delayed.id])
         assert order.index(front.id) < order.index(normal.id) or self.priorities == "none"

@@ -203,8 +203,7 @@ class RabbitMQConsumer(Consumer):
         if expected is not None and not expected.done():
             expected.set_result(delivery)
         elif self._outcomes.was_acknowledged(delivery):
-            delivery.settled = True
-            delivery.session.acknowledge(delivery.tag)
+            delivery.drop()
         elif delivery.early_by() > 1.0:
             self._spawn(self.backend.hold_again(delivery))
         elif (settle := self._outcomes.take(delivery)) is not None:
@@ -228,9 +227,12 @@ class RabbitMQConsumer(Consumer):
         """Put a copy with a higher count in a message's place, and return it once it is here.
 
         The copy goes to the top of the queue and one is on its way at a time, so that what is
-        counted is what starts; None if another consumer got it.
+        counted is what starts; None if another consumer got it, or it was settled meanwhile.
         """
         async with self._counting:
+            if self._outcomes.was_acknowledged(delivery):
+                delivery.drop()
+                return None
             message = self.backend.counted_copy(delivery)
             arrival: asyncio.Future[RabbitMQDelivery] = self.loop.create_future()
             self._expected[message.message_id] = arrival
@@ -259,8 +261,7 @@ class RabbitMQConsumer(Consumer):
         delivery.session.acknowledge(delivery.tag)
         for copy in self._outcomes.copies(delivery):
             if copy.session.holds(copy.tag):
-                copy.settled = True
-                copy.session.acknowledge(copy.tag)
+                copy.drop()
 
     async def flush_to_the_broker(self) -> None:
         """Acknowledge what is settled, and wait until the broker has read it."""

@@ -81,6 +81,11 @@ class RabbitMQDelivery(Delivery):
         self.consumer.begin(self)
         return True
 
+    def drop(self) -> None:
+        """Acknowledge a second copy of what is settled."""
+        self.settled = True
+        self.session.acknowledge(self.tag)
+
     def _refuse_too_many(self, start: int) -> None:
         if start > self.consumer.backend.options.delivery_limit:
             raise DeliveryLimitReached(start - 1)
