@@ -111,7 +111,9 @@ def _settle_committed(batch: Batch, using: str) -> None:
 
 
 def _tell_failure(item: Checked, error: BaseException) -> None:
-    if item.token is not None:
-        deposits.tell_kept(item, error)
-    else:
+    if item.token is None:
         report(item, error)
+        return
+    deposits.tell_kept(item, error)
+    # Accepted all the same: its row is committed.
+    announce(item)

@@ -8,7 +8,7 @@ where the job ran, all but those of job_started after its outcome is stored.
 signal                 keyword arguments
 =====================  =======================================================================
 job_enqueued           envelope, delay, backend (alias), driver
-job_enqueue_failed     envelope, error, backend (alias): publishing failed after the commit
+job_enqueue_failed     envelope, error, backend (alias): lost, as publishing failed after the commit
 job_started            context
 job_succeeded          context, duration
 job_retried            context, duration, error, delay, next_attempt
@@ -17,8 +17,8 @@ job_dead_lettered      envelope (None if it cannot be decoded), cause, reason, m
                        context, duration, error (None if the job did not run)
 =====================  =======================================================================
 
-job_enqueued is sent once the transport has confirmed the job, so a quick job may have started
-before it.
+job_enqueued is sent once the job is durably accepted: the transport has confirmed it, or its row is
+committed. A quick job may have started before. Nothing tells of a commit while autocommit is off.
 """
 
 from __future__ import annotations
