@@ -609,7 +609,7 @@ def test_cleaning_leaves_nothing_of_a_test(make: BackendFactory) -> None:
     backend = declared(make("a"))
     send(backend, 2)
     backend.publish(make_envelope(), 1).result(PATIENCE)
-    letter = codec.dead_letter(b"x", None, "a", "fatal", "x")
+    letter = codec.dead_letter(b"x", None, "a", "fatal", "x", "key")
     backend._publisher.publish(backend.topology.dead_exchange, "a", letter).result(PATIENCE)
     topology = Topology(prefix=backend.topology.prefix)
     clean(make.url, topology, [backend.queue("a")])

@@ -107,7 +107,7 @@ def test_b125_a_job_that_a_deploy_brings_meanwhile_runs(
     make: BackendFactory, go_live: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that is unknown for a while waits on the broker and runs on its first attempt."""
-    monkeypatch.setattr("django_jobq.worker.runner._UNKNOWN_STEP", 1.0)
+    monkeypatch.setattr("django_jobq.worker.preparation._UNKNOWN_STEP", 1.0)
     live = go_live(make)
     live.declare()
     inject(live, body(job="trial.new", args=[3]))
