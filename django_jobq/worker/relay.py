@@ -26,7 +26,8 @@ from django.db import connections
 
 from django_jobq.backends.base import Backend
 from django_jobq.envelope import Envelope
-from django_jobq.exceptions import BackendUnavailable, JobqError
+from django_jobq.exceptions import BackendUnavailable
+from django_jobq.retry import exponential_backoff
 from django_jobq.store import holds, outbox, rows
 from django_jobq.store.rows import CHUNK, HOLD, OUTBOX, Lease
 from django_jobq.worker.services import Call, Service
@@ -40,7 +41,8 @@ logger = logging.getLogger("django_jobq.relay")
 _BATCH = 200
 _LEASE = timedelta(seconds=60)
 _LONGEST_SLEEP = 1.0
-_FOREVER = 86_400.0
+# Settings change on some machines first: what the others store meanwhile is found so late.
+_LOOK_WITHOUT_NEED = 60.0
 _LONGEST_PAUSE = 300.0
 # A transport keeps to publish_timeout itself and knows better what happened.
 _MARGIN = 0.5
@@ -53,7 +55,7 @@ class Relay(Service):
 
     def __init__(self, backend: Backend, database: str) -> None:
         self._backend, self._database = backend, database
-        self._needed: bool | None = None
+        self._needed = False
         self._next_look = 0.0
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
 
@@ -63,22 +65,30 @@ class Relay(Service):
 
     def sweep(self) -> float:
         """Publish what is due, and return the seconds until there may be more."""
-        if self._needed is None:
-            self._needed = self._is_needed()
+        self._needed = self._needed or self._is_needed()
         if not self._needed:
-            return _FOREVER
-        full = self._publish(HOLD)
-        if time.monotonic() >= self._next_look:
-            outbox.sight(self._backend.alias, using=self._database)
-            holds.forget(self._backend.alias, using=self._database)
-            if self._publish(OUTBOX):
-                full = True
-            else:
-                self._next_look = time.monotonic() + _LONGEST_SLEEP
-        if full:
+            return _LOOK_WITHOUT_NEED
+        try:
+            full = self._publish(HOLD)
+        except BackendUnavailable:
+            # Perhaps it is but the queues of these holds that cannot be reached.
+            self._look_at_outbox()
+            raise
+        if self._look_at_outbox() or full:
             return 0.0
         due = holds.next_due(self._backend.alias, using=self._database)
         return _LONGEST_SLEEP if due is None else min(due, _LONGEST_SLEEP)
+
+    def _look_at_outbox(self) -> bool:
+        """Publish what the outbox was left with, and return whether there may be more."""
+        if time.monotonic() < self._next_look:
+            return False
+        outbox.sight(self._backend.alias, using=self._database)
+        holds.forget(self._backend.alias, using=self._database)
+        full = self._publish(OUTBOX)
+        if not full:
+            self._next_look = time.monotonic() + _LONGEST_SLEEP
+        return full
 
     def _is_needed(self) -> bool:
         """Return whether there may be rows; a project that stores no jobs needs no database."""
@@ -101,19 +111,23 @@ class Relay(Service):
 
     def _publish(self, kind: str) -> bool:
         """Publish rows of a kind, and return whether there may be more that are due."""
-        lease = Lease(owner=self._owner, length=_LEASE, limit=_BATCH)
+        timeout = self._backend.options.publish_timeout
+        # It must outlast the wait for the answers, or what was published is published again.
+        length = _LEASE + timedelta(seconds=timeout)
+        lease = Lease(owner=self._owner, length=length, limit=_BATCH)
         claimed = rows.claim(self._backend.alias, kind, lease, using=self._database)
         if not claimed:
             return False
         answers = [self._submit(row) for row in claimed]
-        concurrent.futures.wait(answers, self._backend.options.publish_timeout + _MARGIN)
+        concurrent.futures.wait(answers, timeout + _MARGIN)
         pairs = list(zip(claimed, map(_error_of, answers), strict=True))
         confirmed = [row for row, error in pairs if error is None]
         finish = rows.retire if kind == HOLD else rows.drop
         finish(confirmed, using=self._database)
         if kind == OUTBOX and confirmed:
             logger.info("Published %s job(s) that the outbox was left with", len(confirmed))
-        self._give_back([(row, error) for row, error in pairs if error is not None])
+        failed = [(row, error) for row, error in pairs if error is not None]
+        self._give_back(failed, reached=bool(confirmed))
         return len(claimed) == min(_BATCH, CHUNK)
 
     def _submit(self, row: StoredJob) -> Future[None]:
@@ -122,22 +136,27 @@ class Relay(Service):
             left = max(0.0, (row.due_at - row.read_at).total_seconds())
             publish = self._backend.defer if row.front else self._backend.publish
             return publish(envelope, left)
-        except JobqError as error:
+        except Exception as error:  # noqa: BLE001 - no row may end the workers, one after another
             failed: Future[None] = Future()
             failed.set_exception(error)
             return failed
 
-    def _give_back(self, failed: Iterable[tuple[StoredJob, BaseException]]) -> None:
-        """Return rows that were not published; raise if the transport cannot be reached."""
-        outage: BackendUnavailable | None = None
+    def _give_back(
+        self, failed: Iterable[tuple[StoredJob, BaseException]], *, reached: bool
+    ) -> None:
+        """Return rows that were not published; raise if the transport was not ``reached`` at all.
+
+        Where others were published meanwhile, it is no outage but a fault of single queues.
+        """
+        outage: BaseException | None = None
         alike: dict[tuple[str, int], list[StoredJob]] = defaultdict(list)
         for row, error in failed:
-            if isinstance(error, BackendUnavailable):
+            if isinstance(error, BackendUnavailable) and not reached:
                 outage = error
             alike[str(error), row.failures].append(row)
         for (text, failures), group in alike.items():
             # An outage is waited out by the relay as a whole.
-            pause = 0.0 if outage else min(2.0**failures, _LONGEST_PAUSE)
+            pause = 0.0 if outage else _pause_after(failures)
             rows.give_back(group, text, pause, using=self._database)
             if outage is None:
                 logger.warning(
@@ -148,6 +167,10 @@ class Relay(Service):
                 )
         if outage is not None:
             raise outage
+
+
+def _pause_after(failures: int) -> float:
+    return exponential_backoff(failures + 1, base=1.0, factor=2.0, longest=_LONGEST_PAUSE)
 
 
 def _error_of(answer: Future[None]) -> BaseException | None:

@@ -1,5 +1,6 @@
 """The relay: what a database has stored is published once it is due, and once only."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from django.db import connections
 from django_jobq.envelope import Envelope
 from django_jobq.exceptions import BackendUnavailable, PublishFailed
 from django_jobq.models import StoredJob
+from django_jobq.queues import QueueConfig
 from django_jobq.store import outbox, rows
 from django_jobq.store.rows import KEPT, DatabaseTime, NewJob
 from django_jobq.worker import relay as relay_module
@@ -205,6 +207,85 @@ def test_an_outage_of_the_transport_is_raised_and_costs_no_job_its_place(
     assert stored() == []
 
 
+@pytest.mark.contract(147)
+def test_a_row_that_failed_a_thousand_times_goes_on_failing_alone(
+    storing: StoringBackend, relay: Relay
+) -> None:
+    bad, good = envelope(), envelope()
+    storing.refuse = lambda job: PublishFailed("no") if job == bad else None
+    put(bad)
+    StoredJob.objects.using(USING).update(failures=5_000)
+    put(good)
+    relay.sweep()
+
+    assert published(storing) == [good]
+    (row,) = stored()
+    assert (row.failures, row.leased_by) == (5_001, "")
+
+
+@pytest.mark.contract(147)
+def test_no_row_ends_the_worker_whatever_the_transport_raises(
+    storing: StoringBackend, relay: Relay
+) -> None:
+    bad, good = envelope(), envelope()
+
+    def refuse(job: Envelope) -> None:
+        if job == bad:
+            raise ValueError("that is no header")
+
+    storing.refuse = refuse
+    put(bad)
+    put(good)
+    relay.sweep()
+
+    assert published(storing) == [good]
+    (row,) = stored()
+    assert (row.last_error, row.leased_by) == ("that is no header", "")
+
+
+@pytest.mark.contract(147, 154)
+def test_a_queue_that_cannot_be_reached_holds_up_no_other(
+    make_storing: Callable[..., StoringBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "_BATCH", 2)
+    names = ("default", "away")
+    backend = make_storing(queues={name: QueueConfig(name=name) for name in names})
+    gone_queue = BackendUnavailable("no confirmation in time")
+    backend.refuse = lambda job: gone_queue if job.queue == "away" else None
+    held, left = envelope(), envelope()
+    for _ in range(3):
+        put(envelope(queue="away"))
+    put(held)
+    enqueue(left)
+    outbox.sight("default", using=USING, grace=timedelta(0))
+    relay = Relay(backend, USING)
+    for _ in range(3):
+        with contextlib.suppress(BackendUnavailable):
+            relay.sweep()
+
+    assert {job.job_id for job in published(backend)} == {held.job_id, left.job_id}
+    assert {row.queue for row in stored()} == {"away"}
+
+
+def test_a_lease_outlasts_the_wait_for_the_answers(
+    make_storing: Callable[..., StoringBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make_storing(options={"publish_timeout": "2h"})
+    monkeypatch.setattr(backend, "publish", lambda job, _: confirm_late(job))
+    job = envelope()
+    put(job)
+
+    def confirm_late(_: Envelope) -> Future[None]:
+        elapse(2 * AN_HOUR)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    Relay(backend, USING).sweep()
+
+    assert [row.job_id for row in gone()] == [job.job_id]
+
+
 def test_an_answer_that_does_not_come_leaves_the_row(
     make_storing: Callable[..., StoringBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,4 +379,17 @@ def test_a_project_that_stores_no_jobs_needs_no_database(
     monkeypatch.setattr(rows, "stored_jobs", refuse)
     relay = Relay(make_storing(outbox="off", holds="broker"), USING)
 
-    assert relay.sweep() > AN_HOUR
+    assert relay.sweep() == 60
+
+
+def test_what_others_store_with_the_settings_of_before_is_found(
+    make_storing: Callable[..., StoringBackend],
+) -> None:
+    backend = make_storing(outbox="off", holds="broker")
+    relay = Relay(backend, USING)
+    assert relay.sweep() == 60
+    job = envelope()
+    put(job)
+    relay.sweep()
+
+    assert published(backend) == [job]
