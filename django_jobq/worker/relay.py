@@ -57,6 +57,7 @@ class Relay(Service):
         self._backend, self._database = backend, database
         self._needed = False
         self._next_look = 0.0
+        self._kinds = [HOLD, OUTBOX]
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
 
     async def work(self, call: Call) -> float:
@@ -68,24 +69,27 @@ class Relay(Service):
         self._needed = self._needed or self._is_needed()
         if not self._needed:
             return _LOOK_WITHOUT_NEED
-        try:
-            full = self._publish(HOLD)
-        except BackendUnavailable:
-            # Perhaps it is but the queues of these holds that cannot be reached.
-            self._look_at_outbox()
-            raise
-        if self._look_at_outbox() or full:
+        is_more = [self._look_at(kind) for kind in tuple(self._kinds)]
+        if any(is_more):
             return 0.0
         due = holds.next_due(self._backend.alias, using=self._database)
         return _LONGEST_SLEEP if due is None else min(due, _LONGEST_SLEEP)
 
+    def _look_at(self, kind: str) -> bool:
+        try:
+            return self._publish(HOLD) if kind == HOLD else self._look_at_outbox()
+        except BackendUnavailable:
+            # Perhaps only queues of these cannot be reached, so next time the others go first.
+            self._kinds.append(self._kinds.pop(self._kinds.index(kind)))
+            raise
+
     def _look_at_outbox(self) -> bool:
-        """Publish what the outbox was left with, and return whether there may be more."""
+        """Publish what the outbox was left with, and return whether there is more to look at."""
         if time.monotonic() < self._next_look:
             return False
-        outbox.sight(self._backend.alias, using=self._database)
-        holds.forget(self._backend.alias, using=self._database)
-        full = self._publish(OUTBOX)
+        seen = outbox.sight(self._backend.alias, using=self._database)
+        forgotten = holds.forget(self._backend.alias, using=self._database)
+        full = self._publish(OUTBOX) or CHUNK in (seen, forgotten)
         if not full:
             self._next_look = time.monotonic() + _LONGEST_SLEEP
         return full
