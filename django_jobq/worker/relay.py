@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from django_jobq import conf
 from django_jobq.backends.base import Backend
 from django_jobq.envelope import Envelope
 from django_jobq.exceptions import BackendUnavailable
 from django_jobq.retry import exponential_backoff
-from django_jobq.store import holds, outbox, rows
+from django_jobq.store import census, holds, outbox, rows
 from django_jobq.store.rows import CHUNK, HOLD, OUTBOX, Lease
 from django_jobq.worker.services import Call, Service
 
@@ -66,9 +67,11 @@ class Relay(Service):
 
     def sweep(self) -> float:
         """Publish what is due, and return the seconds until there may be more."""
-        self._needed = self._needed or self._is_needed()
         if not self._needed:
-            return _LOOK_WITHOUT_NEED
+            self._needed = self._is_needed()
+            if not self._needed:
+                return _LOOK_WITHOUT_NEED
+            self._tell_left_behind()
         is_more = [self._look_at(kind) for kind in tuple(self._kinds)]
         if any(is_more):
             return 0.0
@@ -111,6 +114,18 @@ class Relay(Service):
                 f"database {self._database!r} has no table {table!r}: run manage.py migrate"
                 f" --database {self._database}. To do without stored jobs, set OUTBOX to 'off' and"
                 f" HOLDS to 'broker' in {self._backend.settings.path}"
+            )
+
+    def _tell_left_behind(self) -> None:
+        """Warn of jobs that no worker publishes, since their alias was renamed or removed."""
+        known = {self._backend.alias, *conf.load_aliases()}
+        for alias, number in census.left_behind(known, using=self._database).items():
+            logger.warning(
+                "%s stored job(s) in database %r wait for backend %r, which JOBQ does not name:"
+                " no worker publishes them until it does",
+                number,
+                self._database,
+                alias,
             )
 
     def _publish(self, kind: str) -> bool:

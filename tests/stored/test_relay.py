@@ -364,6 +364,22 @@ def test_what_waits_is_published_whatever_the_settings_say_now(
     assert {job.job_id for job in published(backend)} == {held.job_id, left.job_id}
 
 
+def test_jobs_of_an_alias_that_was_renamed_are_told_at_the_start(
+    storing: StoringBackend, relay: Relay, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(envelope(), AN_HOUR)
+    enqueue(envelope())
+    StoredJob.objects.using(USING).update(alias="old")
+    put(envelope(), AN_HOUR)
+    relay.sweep()
+    relay.sweep()
+
+    assert caplog.messages == [
+        f"2 stored job(s) in database {USING!r} wait for backend 'old', which JOBQ does not name:"
+        " no worker publishes them until it does"
+    ]
+
+
 def test_only_the_jobs_of_its_alias(storing: StoringBackend, relay: Relay) -> None:
     put(envelope())
     StoredJob.objects.using(USING).update(alias="another")
