@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_jobq.relay")
 
-# Bounds what a worker holds in memory, whatever waits.
+# Both bound what a worker holds in memory, whatever waits.
 _BATCH = 200
+_BATCH_BYTES = 64_000_000
+_LEAST_BATCH = 10
 _LEASE = timedelta(seconds=60)
 _LONGEST_SLEEP = 1.0
 # Settings change on some machines first: what the others store meanwhile is found so late.
@@ -130,10 +132,7 @@ class Relay(Service):
 
     def _publish(self, kind: str) -> bool:
         """Publish rows of a kind, and return whether there may be more that are due."""
-        timeout = self._backend.options.publish_timeout
-        # It must outlast the wait for the answers, or what was published is published again.
-        length = _LEASE + timedelta(seconds=timeout)
-        lease = Lease(owner=self._owner, length=length, limit=_BATCH)
+        lease, timeout = self._lease(), self._backend.options.publish_timeout
         claimed = rows.claim(self._backend.alias, kind, lease, using=self._database)
         if not claimed:
             return False
@@ -147,7 +146,16 @@ class Relay(Service):
             logger.info("Published %s job(s) that the outbox was left with", len(confirmed))
         failed = [(row, error) for row, error in pairs if error is not None]
         self._give_back(failed, reached=bool(confirmed))
-        return len(claimed) == min(_BATCH, CHUNK)
+        return len(claimed) == lease.limit
+
+    def _lease(self) -> Lease:
+        options = self._backend.options
+        return Lease(
+            owner=self._owner,
+            # It outlasts the wait for the answers, or what was published is published again.
+            length=_LEASE + timedelta(seconds=options.publish_timeout),
+            limit=min(_BATCH, max(_BATCH_BYTES // options.max_payload, _LEAST_BATCH)),
+        )
 
     def _submit(self, row: StoredJob) -> Future[None]:
         try:

@@ -152,6 +152,21 @@ def test_more_than_one_batch_is_published_without_a_pause(
     assert published(storing) == jobs
 
 
+@pytest.mark.parametrize(("largest", "together"), [(8_000_000, 10), (4_000_000, 16)])
+def test_where_jobs_may_be_large_few_are_in_memory_at_once(
+    make_storing: Callable[..., StoringBackend], largest: int, together: int
+) -> None:
+    backend = make_storing(options={"max_payload": largest})
+    for _ in range(together + 1):
+        put(envelope())
+    relay = Relay(backend, USING)
+
+    assert relay.sweep() == 0
+    assert len(published(backend)) == together
+    relay.sweep()
+    assert stored() == []
+
+
 @pytest.mark.contract(147)
 def test_what_the_transport_refuses_waits_with_its_error_and_stops_no_other(
     storing: StoringBackend, relay: Relay, caplog: pytest.LogCaptureFixture
