@@ -1,8 +1,9 @@
-"""How many jobs and dead letters the database remembers, queue by queue."""
+"""How many jobs and dead letters the database remembers, queue by queue, and for whom."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 from django.db.models import Count, Max, Min, Q
 
@@ -39,6 +40,13 @@ def by_queue(alias: str, *, using: str) -> dict[str, Stored]:
     for queue, number in letters.annotate(number=Count("id")):
         found[queue] = found.get(queue, Stored()) + Stored(dead=number)
     return found
+
+
+def left_behind(known: Collection[str], *, using: str) -> dict[str, int]:
+    """Count the jobs that wait for backends other than those that are known, by alias."""
+    waiting = stored_jobs(using).filter(kind__in=(FRESH, OUTBOX, HOLD)).exclude(alias__in=known)
+    counted = waiting.order_by("alias").values_list("alias").annotate(number=Count("id"))
+    return dict(counted)
 
 
 def _jobs(alias: str, using: str) -> dict[str, Stored]:

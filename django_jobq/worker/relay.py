@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from django_jobq import conf
 from django_jobq.backends.base import Backend
 from django_jobq.envelope import Envelope
-from django_jobq.exceptions import BackendUnavailable, JobqError
-from django_jobq.store import holds, outbox, rows
+from django_jobq.exceptions import BackendUnavailable
+from django_jobq.retry import exponential_backoff
+from django_jobq.store import census, holds, outbox, rows
 from django_jobq.store.rows import CHUNK, HOLD, OUTBOX, Lease
 from django_jobq.worker.services import Call, Service
 
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_jobq.relay")
 
-# Bounds what a worker holds in memory, whatever waits.
+# Both bound what a worker holds in memory, whatever waits.
 _BATCH = 200
+_BATCH_BYTES = 64_000_000
+_LEAST_BATCH = 10
 _LEASE = timedelta(seconds=60)
 _LONGEST_SLEEP = 1.0
-_FOREVER = 86_400.0
+# Settings change on some machines first: what the others store meanwhile is found so late.
+_LOOK_WITHOUT_NEED = 60.0
 _LONGEST_PAUSE = 300.0
 # A transport keeps to publish_timeout itself and knows better what happened.
 _MARGIN = 0.5
@@ -53,8 +58,9 @@ class Relay(Service):
 
     def __init__(self, backend: Backend, database: str) -> None:
         self._backend, self._database = backend, database
-        self._needed: bool | None = None
+        self._needed = False
         self._next_look = 0.0
+        self._kinds = [HOLD, OUTBOX]
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
 
     async def work(self, call: Call) -> float:
@@ -63,22 +69,35 @@ class Relay(Service):
 
     def sweep(self) -> float:
         """Publish what is due, and return the seconds until there may be more."""
-        if self._needed is None:
-            self._needed = self._is_needed()
         if not self._needed:
-            return _FOREVER
-        full = self._publish(HOLD)
-        if time.monotonic() >= self._next_look:
-            outbox.sight(self._backend.alias, using=self._database)
-            holds.forget(self._backend.alias, using=self._database)
-            if self._publish(OUTBOX):
-                full = True
-            else:
-                self._next_look = time.monotonic() + _LONGEST_SLEEP
-        if full:
+            self._needed = self._is_needed()
+            if not self._needed:
+                return _LOOK_WITHOUT_NEED
+            self._tell_left_behind()
+        is_more = [self._look_at(kind) for kind in tuple(self._kinds)]
+        if any(is_more):
             return 0.0
         due = holds.next_due(self._backend.alias, using=self._database)
         return _LONGEST_SLEEP if due is None else min(due, _LONGEST_SLEEP)
+
+    def _look_at(self, kind: str) -> bool:
+        try:
+            return self._publish(HOLD) if kind == HOLD else self._look_at_outbox()
+        except BackendUnavailable:
+            # Perhaps only queues of these cannot be reached, so next time the others go first.
+            self._kinds.append(self._kinds.pop(self._kinds.index(kind)))
+            raise
+
+    def _look_at_outbox(self) -> bool:
+        """Publish what the outbox was left with, and return whether there is more to look at."""
+        if time.monotonic() < self._next_look:
+            return False
+        seen = outbox.sight(self._backend.alias, using=self._database)
+        forgotten = holds.forget(self._backend.alias, using=self._database)
+        full = self._publish(OUTBOX) or CHUNK in (seen, forgotten)
+        if not full:
+            self._next_look = time.monotonic() + _LONGEST_SLEEP
+        return full
 
     def _is_needed(self) -> bool:
         """Return whether there may be rows; a project that stores no jobs needs no database."""
@@ -99,22 +118,44 @@ class Relay(Service):
                 f" HOLDS to 'broker' in {self._backend.settings.path}"
             )
 
+    def _tell_left_behind(self) -> None:
+        """Warn of jobs that no worker publishes, since their alias was renamed or removed."""
+        known = {self._backend.alias, *conf.load_aliases()}
+        for alias, number in census.left_behind(known, using=self._database).items():
+            logger.warning(
+                "%s stored job(s) in database %r wait for backend %r, which JOBQ does not name:"
+                " no worker publishes them until it does",
+                number,
+                self._database,
+                alias,
+            )
+
     def _publish(self, kind: str) -> bool:
         """Publish rows of a kind, and return whether there may be more that are due."""
-        lease = Lease(owner=self._owner, length=_LEASE, limit=_BATCH)
+        lease, timeout = self._lease(), self._backend.options.publish_timeout
         claimed = rows.claim(self._backend.alias, kind, lease, using=self._database)
         if not claimed:
             return False
         answers = [self._submit(row) for row in claimed]
-        concurrent.futures.wait(answers, self._backend.options.publish_timeout + _MARGIN)
+        concurrent.futures.wait(answers, timeout + _MARGIN)
         pairs = list(zip(claimed, map(_error_of, answers), strict=True))
         confirmed = [row for row, error in pairs if error is None]
         finish = rows.retire if kind == HOLD else rows.drop
         finish(confirmed, using=self._database)
         if kind == OUTBOX and confirmed:
             logger.info("Published %s job(s) that the outbox was left with", len(confirmed))
-        self._give_back([(row, error) for row, error in pairs if error is not None])
-        return len(claimed) == min(_BATCH, CHUNK)
+        failed = [(row, error) for row, error in pairs if error is not None]
+        self._give_back(failed, reached=bool(confirmed))
+        return len(claimed) == lease.limit
+
+    def _lease(self) -> Lease:
+        options = self._backend.options
+        return Lease(
+            owner=self._owner,
+            # It outlasts the wait for the answers, or what was published is published again.
+            length=_LEASE + timedelta(seconds=options.publish_timeout),
+            limit=min(_BATCH, max(_BATCH_BYTES // options.max_payload, _LEAST_BATCH)),
+        )
 
     def _submit(self, row: StoredJob) -> Future[None]:
         try:
@@ -122,22 +163,27 @@ class Relay(Service):
             left = max(0.0, (row.due_at - row.read_at).total_seconds())
             publish = self._backend.defer if row.front else self._backend.publish
             return publish(envelope, left)
-        except JobqError as error:
+        except Exception as error:  # noqa: BLE001 - no row may end the workers, one after another
             failed: Future[None] = Future()
             failed.set_exception(error)
             return failed
 
-    def _give_back(self, failed: Iterable[tuple[StoredJob, BaseException]]) -> None:
-        """Return rows that were not published; raise if the transport cannot be reached."""
-        outage: BackendUnavailable | None = None
+    def _give_back(
+        self, failed: Iterable[tuple[StoredJob, BaseException]], *, reached: bool
+    ) -> None:
+        """Return rows that were not published; raise if the transport was not ``reached`` at all.
+
+        Where others were published meanwhile, it is no outage but a fault of single queues.
+        """
+        outage: BaseException | None = None
         alike: dict[tuple[str, int], list[StoredJob]] = defaultdict(list)
         for row, error in failed:
-            if isinstance(error, BackendUnavailable):
+            if isinstance(error, BackendUnavailable) and not reached:
                 outage = error
             alike[str(error), row.failures].append(row)
         for (text, failures), group in alike.items():
             # An outage is waited out by the relay as a whole.
-            pause = 0.0 if outage else min(2.0**failures, _LONGEST_PAUSE)
+            pause = 0.0 if outage else _pause_after(failures)
             rows.give_back(group, text, pause, using=self._database)
             if outage is None:
                 logger.warning(
@@ -148,6 +194,10 @@ class Relay(Service):
                 )
         if outage is not None:
             raise outage
+
+
+def _pause_after(failures: int) -> float:
+    return exponential_backoff(failures + 1, base=1.0, factor=2.0, longest=_LONGEST_PAUSE)
 
 
 def _error_of(answer: Future[None]) -> BaseException | None:

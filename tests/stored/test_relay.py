@@ -1,9 +1,11 @@
 """The relay: what a database has stored is published once it is due, and once only."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -12,6 +14,7 @@ from django.db import connections
 from django_jobq.envelope import Envelope
 from django_jobq.exceptions import BackendUnavailable, PublishFailed
 from django_jobq.models import StoredJob
+from django_jobq.queues import QueueConfig
 from django_jobq.store import outbox, rows
 from django_jobq.store.rows import KEPT, DatabaseTime, NewJob
 from django_jobq.worker import relay as relay_module
@@ -149,6 +152,21 @@ def test_more_than_one_batch_is_published_without_a_pause(
     assert published(storing) == jobs
 
 
+@pytest.mark.parametrize(("largest", "together"), [(8_000_000, 10), (4_000_000, 16)])
+def test_where_jobs_may_be_large_few_are_in_memory_at_once(
+    make_storing: Callable[..., StoringBackend], largest: int, together: int
+) -> None:
+    backend = make_storing(options={"max_payload": largest})
+    for _ in range(together + 1):
+        put(envelope())
+    relay = Relay(backend, USING)
+
+    assert relay.sweep() == 0
+    assert len(published(backend)) == together
+    relay.sweep()
+    assert stored() == []
+
+
 @pytest.mark.contract(147)
 def test_what_the_transport_refuses_waits_with_its_error_and_stops_no_other(
     storing: StoringBackend, relay: Relay, caplog: pytest.LogCaptureFixture
@@ -203,6 +221,95 @@ def test_an_outage_of_the_transport_is_raised_and_costs_no_job_its_place(
 
     assert published(storing) == jobs
     assert stored() == []
+
+
+@pytest.mark.contract(147)
+def test_a_row_that_failed_a_thousand_times_goes_on_failing_alone(
+    storing: StoringBackend, relay: Relay
+) -> None:
+    bad, good = envelope(), envelope()
+    storing.refuse = lambda job: PublishFailed("no") if job == bad else None
+    put(bad)
+    StoredJob.objects.using(USING).update(failures=5_000)
+    put(good)
+    relay.sweep()
+
+    assert published(storing) == [good]
+    (row,) = stored()
+    assert (row.failures, row.leased_by) == (5_001, "")
+
+
+@pytest.mark.contract(147)
+def test_no_row_ends_the_worker_whatever_the_transport_raises(
+    storing: StoringBackend, relay: Relay
+) -> None:
+    bad, good = envelope(), envelope()
+
+    def refuse(job: Envelope) -> None:
+        if job == bad:
+            raise ValueError("that is no header")
+
+    storing.refuse = refuse
+    put(bad)
+    put(good)
+    relay.sweep()
+
+    assert published(storing) == [good]
+    (row,) = stored()
+    assert (row.last_error, row.leased_by) == ("that is no header", "")
+
+
+@pytest.mark.contract(147, 154)
+def test_a_queue_that_cannot_be_reached_holds_up_no_other(
+    make_storing: Callable[..., StoringBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "_BATCH", 2)
+    names = ("default", "away")
+    backend = make_storing(queues={name: QueueConfig(name=name) for name in names})
+    away = BackendUnavailable("no confirmation in time")
+    silences: list[bool] = []
+
+    def give_back(*args: Any, **options: Any) -> int:
+        """Be without a connection from then on, which a silence costs."""
+        silences.append(True)
+        return give_back_rows(*args, **options)
+
+    give_back_rows = rows.give_back
+    monkeypatch.setattr(rows, "give_back", give_back)
+    backend.refuse = lambda job: away if silences or job.queue == "away" else None
+    held, left = envelope(), envelope()
+    for _ in range(3):
+        put(envelope(queue="away"))
+    put(held)
+    enqueue(left)
+    outbox.sight("default", using=USING, grace=timedelta(0))
+    relay = Relay(backend, USING)
+    for _ in range(6):
+        silences.clear()
+        with contextlib.suppress(BackendUnavailable):
+            relay.sweep()
+
+    assert {job.job_id for job in published(backend)} == {held.job_id, left.job_id}
+    assert {row.queue for row in stored()} == {"away"}
+
+
+def test_a_lease_outlasts_the_wait_for_the_answers(
+    make_storing: Callable[..., StoringBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make_storing(options={"publish_timeout": "2h"})
+    monkeypatch.setattr(backend, "publish", lambda job, _: confirm_late(job))
+    job = envelope()
+    put(job)
+
+    def confirm_late(_: Envelope) -> Future[None]:
+        elapse(2 * AN_HOUR)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    Relay(backend, USING).sweep()
+
+    assert [row.job_id for row in gone()] == [job.job_id]
 
 
 def test_an_answer_that_does_not_come_leaves_the_row(
@@ -272,6 +379,22 @@ def test_what_waits_is_published_whatever_the_settings_say_now(
     assert {job.job_id for job in published(backend)} == {held.job_id, left.job_id}
 
 
+def test_jobs_of_an_alias_that_was_renamed_are_told_at_the_start(
+    storing: StoringBackend, relay: Relay, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(envelope(), AN_HOUR)
+    enqueue(envelope())
+    StoredJob.objects.using(USING).update(alias="old")
+    put(envelope(), AN_HOUR)
+    relay.sweep()
+    relay.sweep()
+
+    assert caplog.messages == [
+        f"2 stored job(s) in database {USING!r} wait for backend 'old', which JOBQ does not name:"
+        " no worker publishes them until it does"
+    ]
+
+
 def test_only_the_jobs_of_its_alias(storing: StoringBackend, relay: Relay) -> None:
     put(envelope())
     StoredJob.objects.using(USING).update(alias="another")
@@ -298,4 +421,17 @@ def test_a_project_that_stores_no_jobs_needs_no_database(
     monkeypatch.setattr(rows, "stored_jobs", refuse)
     relay = Relay(make_storing(outbox="off", holds="broker"), USING)
 
-    assert relay.sweep() > AN_HOUR
+    assert relay.sweep() == 60
+
+
+def test_what_others_store_with_the_settings_of_before_is_found(
+    make_storing: Callable[..., StoringBackend],
+) -> None:
+    backend = make_storing(outbox="off", holds="broker")
+    relay = Relay(backend, USING)
+    assert relay.sweep() == 60
+    job = envelope()
+    put(job)
+    relay.sweep()
+
+    assert published(backend) == [job]
