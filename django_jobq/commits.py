@@ -43,6 +43,11 @@ class _Commits:
     tickets: list[ref[_Ticket]] = dataclasses.field(default_factory=list)
     batch: Batch = dataclasses.field(default_factory=Batch)
 
+    def add(self, ticket: _Ticket) -> None:
+        """Follow one more hook."""
+        self._drop_ended(ticket)
+        self.tickets.append(ref(ticket))
+
     def read_back(self, using: str) -> None:
         """Take from all tickets the stored jobs whose rows are gone."""
         alive = (ticket() for ticket in self.tickets)
@@ -57,11 +62,15 @@ class _Commits:
     def end(self, ticket: _Ticket) -> bool:
         """Note that a hook has run, and return whether no later one is to come."""
         ticket.items, ticket.is_over = [], True
-        is_last = False
+        return self._drop_ended(ticket)
+
+    def _drop_ended(self, ticket: _Ticket) -> bool:
+        """Drop the latest tickets as far as they are over, and return whether this was one."""
+        was_dropped = False
         while self.tickets and ((latest := self.tickets[-1]()) is None or latest.is_over):
-            is_last = is_last or latest is ticket
+            was_dropped = was_dropped or latest is ticket
             self.tickets.pop()
-        return is_last
+        return was_dropped
 
 
 _commits: WeakKeyDictionary[BaseDatabaseWrapper, _Commits] = WeakKeyDictionary()
@@ -71,7 +80,7 @@ def publish_at_commit(connection: BaseDatabaseWrapper, items: list[Checked]) -> 
     """Submit jobs when the transaction of a connection commits; they vanish if it rolls back."""
     commits = _commits.setdefault(connection, _Commits())
     ticket = _Ticket(items)
-    commits.tickets.append(ref(ticket))
+    commits.add(ticket)
     using = connection.alias
 
     # A plain function: Django's own error handling reads the attributes of one.

@@ -39,7 +39,7 @@ from tests.remote import (
     never_answer,
     refuse_bad,
 )
-from tests.store.tools import USING, stored
+from tests.store.tools import USING, stored, together
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=[USING])
 # Django makes no test database "other" without "default".
@@ -216,16 +216,42 @@ def test_a_savepoint_that_is_rolled_back_last_takes_its_row(
 def test_a_savepoint_that_is_rolled_back_by_hand_takes_its_jobs(
     remote: StoringBackend, told: Told
 ) -> None:
-    connection = connections[USING]
-    with atomic():
+    with atomic(), connections[USING].cursor() as cursor:
         note.enqueue("before")
-        savepoint = connection.savepoint()
+        cursor.execute("SAVEPOINT by_hand")
         note.enqueue("within")
         note.using(delay="5m").enqueue("held within")
-        connection.savepoint_rollback(savepoint)
+        cursor.execute("ROLLBACK TO SAVEPOINT by_hand")
         note.enqueue("after")
     assert remote.texts == told.enqueued == ["before", "after"]
     assert stored() == []
+
+
+def test_transactions_that_are_rolled_back_leave_nothing_in_memory(
+    remote: StoringBackend,
+) -> None:
+    for _ in range(50):
+        with atomic():
+            note.enqueue("gone")
+            transaction.set_rollback(True, using=USING)
+    assert len(commits._commits[connections[USING]].tickets) <= 1
+
+
+@pytest.mark.contract(49, 51)
+def test_threads_commit_side_by_side(remote: StoringBackend, told: Told, caplog) -> None:
+    def work(number: int) -> None:
+        for step in range(20):
+            with atomic():
+                note.enqueue(f"{number}.{step}")
+            with atomic():
+                note.enqueue("gone")
+                transaction.set_rollback(True, using=USING)
+
+    together(6, work)
+    expected = sorted(f"{number}.{step}" for number in range(6) for step in range(20))
+    assert sorted(remote.texts) == sorted(told.enqueued) == expected
+    assert stored() == []
+    assert caplog.records == []
 
 
 @pytest.mark.contract(49, 51)
