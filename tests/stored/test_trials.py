@@ -14,6 +14,8 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.management import call_command
 from django.db import connections, models, transaction
+from django.db.migrations import Migration, RunPython
+from django.db.migrations.state import ProjectState
 from django.db.models import F
 from django.test import override_settings
 
@@ -101,9 +103,15 @@ def test_b21_outside_of_requests_nothing_is_lost(
     thread.start()
     thread.join()
     note.enqueue("command")
-    with connections[USING].schema_editor(atomic=True):  # as a migration runs Python
+
+    def migrate(*_: object) -> None:
         note.enqueue("migration")
         assert published(storing) == ["thread", "command"]
+
+    migration = Migration("populate", "shop")
+    migration.operations = [RunPython(migrate)]
+    with connections[USING].schema_editor(atomic=True) as editor:
+        migration.apply(ProjectState(), editor)
 
     assert published(storing) == ["thread", "command", "migration"]
     assert stored() == []
