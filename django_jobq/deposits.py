@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from django.db import Error, InterfaceError, OperationalError
 
@@ -26,9 +26,9 @@ logger = logging.getLogger("django_jobq.producer")
 _PUT = {Row.OUTBOX: outbox.put, Row.HOLD: holds.new}
 
 
-def store(items: Iterable[Checked]) -> None:
+def store(items: Sequence[Checked]) -> None:
     """Store what is not published at the call: one statement for each backend and database."""
-    for row in Row:
+    for row in {item.release.row for item in items if item.release.row is not None}:
         chosen = [item for item in items if item.release.row is row]
         for (alias, using), group in _by_place(chosen).items():
             _store(row, alias, group, using)
