@@ -23,7 +23,10 @@ REQUIRED = "1-70 72-88 91-114 116 118-131 133-160 168 171-174 195-203"
 # takes part in them.
 _TOGETHER = "1-17 19-33 40-45 47-70 72-74 77 79-82 87-88 91-93 97-113 115-116 118-119"
 # What is promised of stored jobs, checked on each database.
-_STORED = "47 49 51 160 168 171-174"
+_STORED = (
+    "10 13 22 26-27 29-32 40-45 47-70 72-74 76-77 79-82 87-88 91-93 97-113 115-119 151 160 165"
+    " 167-168 171-174 195"
+)
 PER_BACKEND = {
     # A process that dies takes the jobs of this backend with it, so no other one sees them.
     "memory": f"{_TOGETHER} 120-131 133",

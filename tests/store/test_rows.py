@@ -73,6 +73,7 @@ def test_a_claim_is_bounded_whatever_its_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", [HOLD, OUTBOX])
+@pytest.mark.contract(165)
 def test_a_leased_row_is_taken_over_once_its_lease_is_over_and_not_before(kind: str) -> None:
     put(envelope()) if kind == HOLD else enqueue(envelope())
     (first,) = claim() if kind == HOLD else claim_left()
@@ -161,6 +162,7 @@ def test_a_drop_after_the_row_was_replaced_changes_nothing() -> None:
     assert stored()[0].attempt == 2
 
 
+@pytest.mark.contract(167)
 def test_a_drop_after_the_lease_is_over_changes_nothing() -> None:
     """What was published may be held again by then, in the belief that this row stays."""
     job = envelope()
@@ -221,6 +223,7 @@ def test_what_could_not_be_published_is_given_back_for_later(kind: str) -> None:
     assert again.job_id == row.job_id
 
 
+@pytest.mark.contract(167)
 def test_a_row_that_was_taken_over_is_not_given_back() -> None:
     put(envelope())
     (late,) = claim()
