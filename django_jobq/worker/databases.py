@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import InterfaceError, OperationalError, close_old_connections, connections
+from django.db import (
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    close_old_connections,
+    connections,
+)
 
 from django_jobq.exceptions import BackendUnavailable
 
-OUTAGES = (OperationalError, InterfaceError, BackendUnavailable)
-"""What goes away by itself: a database or a broker that does not answer."""
+OUTAGES = (OperationalError, InterfaceError, InternalError, BackendUnavailable)
+"""What goes away by itself: a database or a broker that does not answer, or only reads for now."""
 
 # Django's default of 0 would connect anew for every job, which costs ten times the job's overhead.
 _MAX_AGE = 300
