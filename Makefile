@@ -43,7 +43,7 @@ demo: $(VENV)/$(if $(filter amqp%,$(JOBQ_URL)),.stamp-rabbitmq,.stamp-project) #
 test: $(VENV)/.stamp-test ## Run the tests and the contract map (ARGS="-k name": only these tests)
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest $(PARALLEL)
-	$(BIN)/python -m tests.databases postgresql mariadb -- $(PARALLEL) -m "not slow"
+	$(BIN)/python -m tests.databases postgresql mariadb -- $(PARALLEL:4=3) -m "not slow"
 	$(BIN)/python tests/contract_map.py
 	cd example_project && $(abspath $(BIN))/python -m pytest
 else

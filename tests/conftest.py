@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.management import call_command
+from django.db import connections
 
 from django_jobq.backends.handler import backends
 from django_jobq.backends.memory import ManualClock, MemoryBackend
@@ -42,6 +44,15 @@ def memory() -> MemoryBackend:
     backend = backends["default"]
     assert isinstance(backend, MemoryBackend)
     return backend
+
+
+@pytest.fixture(autouse=True)
+def _close_loop_connections(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Close what the thread that serves event loops has opened; a server counts its sessions."""
+    yield
+    mark = request.node.get_closest_marker("django_db")
+    if mark and "stored" in (mark.kwargs.get("databases") or ()):
+        asyncio.run(sync_to_async(connections.close_all)())
 
 
 @pytest.fixture

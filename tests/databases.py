@@ -1,4 +1,4 @@
-"""Run the tests of the store on each database: python -m tests.databases [name ...] [-- options]
+"""Run the tests of stored jobs on each database: python -m tests.databases [name ...] [-- options]
 
 SQLite needs nothing. For PostgreSQL and MariaDB it takes, in this order: the URL in
 JOBQ_TEST_POSTGRESQL or JOBQ_TEST_MARIADB; the server on this machine that lets us in without a
@@ -185,17 +185,27 @@ def _exists(user: str) -> bool:
     return True
 
 
-def run(name: str, options: list[str]) -> int:
-    """Run the tests of the store on one database and return the exit code of pytest."""
-    print(f"The store on {name}:", flush=True)
+@contextlib.contextmanager
+def running(name: str, options: list[str]) -> Iterator[Callable[[], int]]:
+    """Run the tests on one database meanwhile; give what waits for their exit code."""
     with contextlib.ExitStack() as stack:
         env = dict(os.environ)
         env.pop("JOBQ_TEST_DATABASE", None)
         for server in SERVERS:
             if server.name == name:
                 env["JOBQ_TEST_DATABASE"] = stack.enter_context(database_url(server))
+        output = stack.enter_context(tempfile.TemporaryFile())
         command = [sys.executable, "-m", "pytest", *TESTS, *options]
-        return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+        streams = {"stdout": output, "stderr": subprocess.STDOUT}
+        process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=env, **streams))
+
+        def finish() -> int:
+            status = process.wait()
+            output.seek(0)
+            print(f"Stored jobs on {name}:\n{output.read().decode(errors='replace')}", flush=True)
+            return status
+
+        yield finish
 
 
 def main(arguments: list[str]) -> int:
@@ -204,7 +214,10 @@ def main(arguments: list[str]) -> int:
     names, options = arguments[:split] or known, arguments[split + 1 :]
     if unknown := set(names) - set(known):
         sys.exit(f"no such database: {', '.join(unknown)}; there are {', '.join(known)}")
-    return max(run(name, options) for name in names)
+    print(f"Testing stored jobs on {' and '.join(names)}, side by side", flush=True)
+    with contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(running(name, options)) for name in names]
+        return max([finish() for finish in runs])
 
 
 if __name__ == "__main__":

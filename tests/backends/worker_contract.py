@@ -56,9 +56,9 @@ class ProducerPart(WorkerHooks):
         noted = self.define()
         async with self.working(backend) as worker:
             handles = [await noted.aenqueue(7) for _ in range(2)]
-            handles.append(await asyncio.to_thread(noted.enqueue, 7))
-            handles.append(await asyncio.to_thread(noted.enqueue_after, "1s", 7))
-            handles.append(await asyncio.to_thread(noted.defer, "1s", 7))
+            handles.append(await self.on_thread(noted.enqueue, 7))
+            handles.append(await self.on_thread(noted.enqueue_after, "1s", 7))
+            handles.append(await self.on_thread(noted.defer, "1s", 7))
             await self.later(lambda: worker.stats.succeeded == 5)
         ids = {handle.id for handle in handles}
         assert len(ids) == 5
@@ -91,7 +91,7 @@ class ProducerPart(WorkerHooks):
         noted = self.define()
         prepared = noted.using(delay="1s", priority=3).prepare(1)
         assert self.is_untouched(backend)
-        await asyncio.to_thread(enqueue_many, [prepared, noted.prepare(2)])
+        await self.on_thread(enqueue_many, [prepared, noted.prepare(2)])
         assert not self.is_untouched(backend)
         async with self.working(backend):
             await self.later(lambda: len(self.runs) == 2)
@@ -111,7 +111,7 @@ class ProducerPart(WorkerHooks):
             with pytest.raises(InvalidDuration):
                 noted.using(delay=delay)
         with pytest.raises(UnknownQueue):
-            await asyncio.to_thread(
+            await self.on_thread(
                 enqueue_many, [noted.prepare(), noted.using(queue="nowhere").prepare()]
             )
         for queue in ("a", "b"):
@@ -153,7 +153,7 @@ class ProducerPart(WorkerHooks):
                 connections.close_all()
 
         async with self.working(backend) as worker:
-            await asyncio.to_thread(enqueue)
+            await self.on_thread(enqueue)
             await self.until(lambda: worker.stats.succeeded == 1)
         assert self.ids() == ids
         assert await self.is_empty(backend)
@@ -219,7 +219,7 @@ class WorkerPart(WorkerHooks):
         backend = self.serve()
         noted = self.define()
         self.gate.clear()
-        await asyncio.to_thread(enqueue_many, [noted.prepare() for _ in range(23)])
+        await self.on_thread(enqueue_many, [noted.prepare() for _ in range(23)])
         async with self.working(backend) as worker:
             await self.until(lambda: len(self.runs) == DEFAULT_CONCURRENCY == 10)
             await self.ready(backend, 23 - 2 * DEFAULT_CONCURRENCY)
@@ -236,7 +236,7 @@ class WorkerPart(WorkerHooks):
         self.gate.clear()
         for queue in "ab":
             jobs = [noted.using(queue=queue).prepare() for _ in range(4)]
-            await asyncio.to_thread(enqueue_many, jobs)
+            await self.on_thread(enqueue_many, jobs)
         async with self.working(backend, concurrency=1) as worker:
             for queue in "ab":
                 await self.ready(backend, 0, queue)
@@ -264,7 +264,7 @@ class WorkerPart(WorkerHooks):
         run = run_sync if kind == "sync" else run_async
         made: Any = job(name="tests.run", queue="a", timeout="500ms")(run)
         jobs = [made.prepare(number % 3 == 0) for number in range(12)]
-        handles = await asyncio.to_thread(enqueue_many, jobs)
+        handles = await self.on_thread(enqueue_many, jobs)
         async with self.working(backend, concurrency=3) as worker:
             await self.until(lambda: worker.stats.succeeded + worker.stats.dead_lettered == 12)
         assert meter.most == 3
@@ -373,7 +373,7 @@ class WorkerPart(WorkerHooks):
         backend = self.serve()
         noted = self.define()
         self.gate.clear()
-        handles = await asyncio.to_thread(enqueue_many, [noted.prepare() for _ in range(12)])
+        handles = await self.on_thread(enqueue_many, [noted.prepare() for _ in range(12)])
         worker = self.worker_class(backend, concurrency=2)
         task = asyncio.create_task(worker.run())
         await self.until(lambda: len(self.runs) == 2)
@@ -466,7 +466,7 @@ class WorkerPart(WorkerHooks):
         handle = await noted.aenqueue()
         task = asyncio.create_task(self.worker_class(backend).run())
         await self.until(lambda: len(self.runs) == 1)
-        await asyncio.to_thread(backend.close)
+        await self.on_thread(backend.close)
         done, _ = await asyncio.wait({task}, timeout=2 * self.silence)
         assert not done, "the running job was not waited for"
         self.gate.set()
@@ -488,7 +488,7 @@ class WorkerPart(WorkerHooks):
             self.define(give_up, name="tests.dead"),
             chain.using(delay="1h"),
         ]
-        await asyncio.to_thread(enqueue_many, [made.prepare() for made in jobs])
+        await self.on_thread(enqueue_many, [made.prepare() for made in jobs])
         stats = await self.burst(backend, concurrency=2)
         told = (stats.succeeded, stats.retried, stats.deferred, stats.dead_lettered)
         assert told == (4, 1, 1, 1)
@@ -499,7 +499,7 @@ class WorkerPart(WorkerHooks):
     async def test_max_jobs_counts_attempts_and_leaves_the_rest(self) -> None:
         backend = self.serve()
         failing = self.define(fail, succeed, retry={**AT_ONCE, "max_attempts": 9}, priority=5)
-        await asyncio.to_thread(enqueue_many, [failing.prepare() for _ in range(6)])
+        await self.on_thread(enqueue_many, [failing.prepare() for _ in range(6)])
         worker = self.worker_class(backend, max_jobs=4, concurrency=2)
         stats = await asyncio.wait_for(worker.run(), self.patience)
         assert len(self.runs) == stats.retried + stats.succeeded == 4
@@ -509,7 +509,7 @@ class WorkerPart(WorkerHooks):
     async def test_several_workers_run_each_job_once(self) -> None:
         backend = self.serve()
         noted = self.define()
-        handles = await asyncio.to_thread(enqueue_many, [noted.prepare() for _ in range(60)])
+        handles = await self.on_thread(enqueue_many, [noted.prepare() for _ in range(60)])
         async with contextlib.AsyncExitStack() as stack:
             workers = [
                 await stack.enter_async_context(self.working(backend, concurrency=2))
@@ -615,7 +615,7 @@ class RetryPart(WorkerHooks):
         failing = self.define(fail, succeed, retry={**AT_ONCE, "max_attempts": 2})
         noted = self.define(self.let_come_back, name="tests.other")
         self.gate.clear()
-        first = await asyncio.to_thread(failing.using(priority=2).defer, "0s")
+        first = await self.on_thread(failing.using(priority=2).defer, "0s")
         async with self.working(backend, concurrency=1) as worker:
             await self.until(lambda: len(self.runs) == 1)
             lower = await noted.using(priority=1).aenqueue()

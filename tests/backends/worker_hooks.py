@@ -7,8 +7,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
+
+from django.db import connections
 
 from django_jobq import Defer, Fatal, JobContext, job
 from django_jobq.backends.base import Backend
@@ -20,6 +22,7 @@ from django_jobq.worker.runner import WorkerStats
 from django_jobq.worker.worker import Worker
 from tests.backends.hooks import BackendHooks
 
+R = TypeVar("R")
 Action = Callable[[JobContext], object]
 AT_ONCE = {"backoff": "none"}
 SOON = {"backoff": "fixed", "delay": "1s"}
@@ -90,6 +93,17 @@ class WorkerHooks(BackendHooks):
         """Run what is due, and return the counts."""
         worker = self.worker_class(backend, burst=True, **options)
         return await asyncio.wait_for(worker.run(), self.patience + 5)
+
+    async def on_thread(self, func: Callable[..., R], *args: Any) -> R:
+        """Call on a thread, and close what it opened: a database counts its connections."""
+
+        def call() -> R:
+            try:
+                return func(*args)
+            finally:
+                connections.close_all()
+
+        return await asyncio.to_thread(call)
 
     async def later(self, condition: Callable[[], bool]) -> None:
         """Wait for a state that comes with the time of holds."""

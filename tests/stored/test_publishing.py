@@ -5,7 +5,7 @@ import dataclasses
 import datetime as dt
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -77,13 +77,6 @@ def impatient(remote: StoringBackend) -> StoringBackend:
 def hooks() -> list[str]:
     """Return what foreign hooks note."""
     return []
-
-
-@pytest.fixture
-async def loop_database() -> AsyncIterator[None]:
-    """Close the connection of the thread that serves the event loop."""
-    yield
-    await sync_to_async(connections.close_all)()
 
 
 def atomic() -> Any:
@@ -855,7 +848,6 @@ def test_an_outage_without_tables_is_an_outage(remote: StoringBackend) -> None:
 
 
 @pytest.mark.contract(51)
-@pytest.mark.usefixtures("loop_database")
 async def test_an_async_view_stores_in_the_transaction_of_its_sync_code(
     remote: StoringBackend, told: Told
 ) -> None:
@@ -873,7 +865,6 @@ async def test_an_async_view_stores_in_the_transaction_of_its_sync_code(
     assert remote.texts == told.enqueued == ["committed"]
 
 
-@pytest.mark.usefixtures("loop_database")
 async def test_what_meets_an_outage_on_a_loop_is_stored(remote: StoringBackend) -> None:
     remote.on_submit = fail_with(BackendUnavailable("down"))
     await aenqueue_many([note.prepare("outage"), note.using(delay="5m").prepare("held")])

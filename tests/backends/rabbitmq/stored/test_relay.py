@@ -37,8 +37,9 @@ def odd() -> list[Envelope]:
         {"enqueued_at": 10**30},
         {"queue": "no such queue"},
         {"args": ["x" * 2_000_000]},
-        {"args": ["x" * 17_000_000]},
     ]
+    if BACKEND_NAME != "mysql":  # whose server ends the connection at such a statement
+        fields.append({"args": ["x" * 17_000_000]})
     return [envelope(**{"queue": "a", **values}) for values in fields]
 
 

@@ -1,16 +1,14 @@
 """The suite of producer and worker on RabbitMQ with an outbox, and with holds in the database."""
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 from unittest import mock
 
 import pytest
 from django.conf import settings
-from django.db import OperationalError, connections
+from django.db import OperationalError
 
 from django_jobq.backends.base import Backend
 from django_jobq.backends.memory import MemoryDeadLetter
@@ -25,14 +23,6 @@ from tests.backends.worker_contract import WorkerContract
 from tests.store.tools import USING
 
 R = TypeVar("R")
-
-
-def in_thread(func: Callable[[], R]) -> R:
-    """Call, and give up the connections of this thread."""
-    try:
-        return func()
-    finally:
-        connections.close_all()
 
 
 def letters_on_file(queue: str) -> list[MemoryDeadLetter]:
@@ -68,12 +58,12 @@ class StoredRabbitMQHooks(RabbitMQHooks):
         deadline = time.monotonic() + self.patience
         while backend.counts(queue).ready != number:
             assert time.monotonic() < deadline, "the state was not reached in time"
-            await asyncio.to_thread(in_thread, relay.sweep)
+            await self.on_thread(relay.sweep)
 
     async def dead_letters(self, backend: Backend, queue: str) -> list[Any]:
         """Return what is on file, and what no worker has filed yet."""
         waiting = await super().dead_letters(backend, queue)
-        found = await asyncio.to_thread(in_thread, partial(letters_on_file, queue))
+        found = await self.on_thread(letters_on_file, queue)
         bodies = [letter.body for letter in found]
         return [*found, *(letter for letter in waiting if letter.body not in bodies)]
 
