@@ -95,7 +95,7 @@ def test_a_worker_killed_between_the_row_and_the_acknowledgement_leaves_one_chai
     make: BackendFactory, tmp_path: Path
 ) -> None:
     """However often: the delivery that comes again finds its successor stored, and is dropped."""
-    kills = int(os.environ.get("JOBQ_TEST_KILLS", "4"))
+    kills = int(os.environ.get("JOBQ_TEST_KILLS", "3"))
     backend = make("a", database=USING)
     (sent,) = send(backend, 1, job="tests.defer", args=["1s"])
     worker = WorkerProcess(backend, tmp_path)
