@@ -17,9 +17,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from django_jobq.backends.base import Backend, Consumer, Delivery
-from django_jobq.exceptions import (
-    ConsumerStopped,
-)
+from django_jobq.exceptions import ConsumerStopped
 from django_jobq.registry import registry
 from django_jobq.worker.buffer import RoundRobinBuffer
 from django_jobq.worker.ending import Ending

@@ -18,6 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_jobq import conf
 from django_jobq.backends.handler import backends
 from django_jobq.exceptions import UnknownBackend
+from django_jobq.management.queue_names import add_queue_option, read_queue_names
 from django_jobq.queues import suggest
 from django_jobq.status import OK, UNAVAILABLE, BackendStatus, QueueStatus, read_status
 
@@ -41,14 +42,7 @@ class Command(BaseCommand):
             metavar="ALIAS",
             help="alias of the JOBQ setting (default: every alias)",
         )
-        parser.add_argument(
-            "-q",
-            "--queue",
-            action="append",
-            dest="queues",
-            metavar="NAMES",
-            help="show only these queues; repeatable, or a comma list (default: all)",
-        )
+        add_queue_option(parser, "show")
         parser.add_argument(
             "--format",
             choices=("text", "json"),
@@ -58,7 +52,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Read, write what was read, and fail if something could not be read."""
-        only = _names(options["queues"])
+        only = set(read_queue_names(options["queues"]) or ())
         found = [read_status(alias, only) for alias in _aliases(options["backend"])]
         _check_names(only, found)
         show = _as_json if options["format"] == "json" else _as_text
@@ -76,14 +70,6 @@ def _aliases(wanted: str | None) -> list[str]:
     if wanted is not None and wanted not in known:
         raise CommandError(str(UnknownBackend(wanted, known)))
     return list(known) if wanted is None else [wanted]
-
-
-def _names(given: list[str] | str | None) -> set[str]:
-    given = [given] if isinstance(given, str) else given
-    names = {name.strip() for item in given or () for name in item.split(",") if name.strip()}
-    if given and not names:
-        raise CommandError("--queue names no queue")
-    return names
 
 
 def _check_names(only: set[str], found: list[BackendStatus]) -> None:

@@ -28,6 +28,7 @@ from django_jobq import conf, durations
 from django_jobq.backends.base import Backend
 from django_jobq.backends.handler import backends
 from django_jobq.exceptions import JobqError
+from django_jobq.management.queue_names import add_queue_option, read_queue_names
 from django_jobq.registry import registry
 from django_jobq.worker.console import show_logs
 from django_jobq.worker.databases import keep_connections
@@ -51,14 +52,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Define the options."""
-        parser.add_argument(
-            "-q",
-            "--queue",
-            action="append",
-            dest="queues",
-            metavar="NAMES",
-            help="consume only these queues; repeatable, or a comma list (default: all)",
-        )
+        add_queue_option(parser, "consume")
         parser.add_argument(
             "-b",
             "--backend",
@@ -136,18 +130,13 @@ class Command(BaseCommand):
             self.stdout.write(_summary(stats))
 
     def _make_worker(self, options: dict[str, Any]) -> Worker:
-        given = options["queues"]
-        if isinstance(given, str):
-            given = [given]
-        names = [name.strip() for item in given or () for name in item.split(",") if name.strip()]
-        if given and not names:
-            raise CommandError("--queue names no queue")
+        names = read_queue_names(options["queues"])
         if options["max_jobs"] is not None and options["max_jobs"] < 1:
             raise CommandError("--max-jobs is a whole number from 1")
         try:
             return Worker(
                 backends[options["backend"]],
-                queues=names if given else None,
+                queues=names,
                 concurrency=options["concurrency"],
                 burst=options["burst"],
                 max_jobs=options["max_jobs"],
