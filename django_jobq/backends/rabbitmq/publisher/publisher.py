@@ -17,7 +17,7 @@ from django_jobq.backends.rabbitmq.codec import Message
 from django_jobq.backends.rabbitmq.operations import Operation
 from django_jobq.backends.rabbitmq.options import RabbitMQOptions
 from django_jobq.backends.rabbitmq.publisher.engine import Engine
-from django_jobq.backends.rabbitmq.publisher.items import Call, Publish, Recover
+from django_jobq.backends.rabbitmq.publisher.items import Call, Item, Publish, Recover
 from django_jobq.backends.rabbitmq.url import BrokerAddress
 from django_jobq.exceptions import BackendUnavailable
 
@@ -37,14 +37,14 @@ class Publisher:
     ) -> Future[None]:
         """Write a message; the future resolves with its confirm, or raises what became of it."""
         item = Publish(exchange, key, message, self._deadline(), recover)
-        self._running().submit(item)
+        self._submit(item)
         return item.future
 
     def publish_again(self, item: Publish) -> None:
         """Write a message once more that found no place, with all of its time."""
         item.deadline = self._deadline()
         try:
-            self._running().submit(item)
+            self._submit(item)
         except BackendUnavailable as error:
             item.fail(error)
 
@@ -54,7 +54,7 @@ class Publisher:
         The broker may take ``patience`` seconds for them, if that is more than for a publish.
         """
         call = Call(operations, self._deadline(), patience)
-        self._running().submit(call)
+        self._submit(call)
         return call.future
 
     def close(self) -> None:
@@ -73,17 +73,24 @@ class Publisher:
     def _deadline(self) -> float:
         return time.monotonic() + self._options.publish_timeout
 
-    def _running(self) -> Engine:
+    def _submit(self, item: Item) -> None:
+        """Give an item to the thread, which is made for the first one.
+
+        That one is there before the thread connects: it waits for an outage to end, as later ones
+        do that meet a connection.
+        """
         engine = self._engine
-        if engine is not None and engine.is_usable():
-            return engine
-        with self._lock:
-            if self._closed:
-                raise BackendUnavailable("the publisher is closed")
-            if self._engine is None or not self._engine.is_usable():
-                self._engine = Engine(self._address, self._options)
-                self._engine.start()
-            return self._engine
+        if engine is None or not engine.is_usable():
+            with self._lock:
+                if self._closed:
+                    raise BackendUnavailable("the publisher is closed")
+                engine = self._engine
+                if engine is None or not engine.is_usable():
+                    engine = self._engine = Engine(self._address, self._options)
+                    engine.submit(item)
+                    engine.start()
+                    return
+        engine.submit(item)
 
 
 _publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
