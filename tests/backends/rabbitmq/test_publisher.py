@@ -14,6 +14,7 @@ from itertools import chain
 import pytest
 
 from django_jobq.backends.rabbitmq import RabbitMQBackend, codec, operations
+from django_jobq.backends.rabbitmq.publisher.engine import Engine
 from django_jobq.exceptions import BackendError, BackendUnavailable, PublishFailed, ShutDown
 from tests.backends.contract import make_envelope
 from tests.backends.rabbitmq.support import (
@@ -282,6 +283,25 @@ class TestOutages:
         proxy.refuse()
         future = backend.publish(make_envelope())
         wait_until(lambda: backend._publisher._engine is not None)
+        assert not future.done()
+        proxy.resume()
+        assert error_of(future) is None
+
+    @pytest.mark.contract(152)
+    def test_the_first_publish_waits_though_its_connection_is_refused_at_once(
+        self, proxied: BackendFactory, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        declared(proxied("a"))
+        backend = proxied("a", publish_timeout="20s", declare="never")
+        start = Engine.start
+
+        def start_and_be_refused(engine: Engine) -> None:
+            start(engine)
+            wait_until(lambda: engine._down is not None)
+
+        monkeypatch.setattr(Engine, "start", start_and_be_refused)
+        proxy.refuse()
+        future = backend.publish(make_envelope())
         assert not future.done()
         proxy.resume()
         assert error_of(future) is None

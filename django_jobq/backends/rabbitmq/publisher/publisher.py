@@ -76,8 +76,8 @@ class Publisher:
     def _submit(self, item: Item) -> None:
         """Give an item to the thread, which is made for the first one.
 
-        That one is there before the thread connects: it waits for an outage to end, as later ones
-        do that meet a connection.
+        That one is there before the thread connects: it waits for an outage to end, and does not
+        fail because the first connection was refused.
         """
         engine = self._engine
         if engine is None or not engine.is_usable():
